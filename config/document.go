@@ -91,7 +91,7 @@ func read(data []byte, p *problems) *document {
 	r.decoder.UseNumber()
 	root, err := r.value(nil, 0)
 	if err != nil {
-		return fail(int(r.decoder.InputOffset()), err.Error(), "")
+		return fail(r.start, err.Error(), "")
 	}
 	doc.root = root
 	return doc
@@ -101,6 +101,7 @@ type reader struct {
 	p       *problems
 	text    []byte
 	decoder *json.Decoder
+	start   int // of the last token
 }
 
 // token returns the next token and where it begins.
@@ -109,6 +110,7 @@ func (r *reader) token() (json.Token, int, error) {
 	for start < len(r.text) && strings.IndexByte(" \t\r\n,:", r.text[start]) >= 0 {
 		start++
 	}
+	r.start = start
 	token, err := r.decoder.Token()
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF

@@ -172,11 +172,11 @@ func (s *schema) translate(p *problems, e *jsonschema.ValidationError, voids *[]
 		for _, want := range k.Want {
 			words = append(words, fmt.Sprint(want))
 		}
-		got, _ := k.Got.(string)
-		if got == "" {
-			got = literal(k.Got)
+		if got, ok := k.Got.(string); ok {
+			wrong(quote(got)+" is not known here", list(words), nearest(got, words))
+		} else {
+			wrong("this is "+literal(k.Got), list(words), "")
 		}
-		wrong(quote(got)+" is not known here", list(words), nearest(got, words))
 	case *kind.Const:
 		wrong("this is "+literal(k.Got), literal(k.Want), "")
 	case *kind.Pattern:

@@ -22,5 +22,3 @@ type Timer interface {
 type System struct{}
 
 func (System) Now() time.Time { return time.Now() }
-
-func (System) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }

@@ -119,33 +119,27 @@ func (c *Conditioner) Condition(f *packet.Flight) packet.Verdict {
 		return packet.Lost
 	}
 	l := &c.lines[f.Direction]
-	if o.delay == 0 && l.packets == 0 {
-		c.applyAll(marks, c.now)
+	if marks == 0 && o.delay == 0 && l.packets == 0 {
 		return packet.Pass
 	}
 	now := c.now()
-	switch l.hold(f, now, o.delay, c.armed, marks) {
-	case held:
-		c.applyAll(marks, func() time.Duration { return now })
-		return packet.Held
-	case full:
-		for i, m := range c.armed {
-			if marks&(1<<i) != 0 {
-				m.tally.overflowed++
-			}
-		}
-		return packet.Lost
-	}
-	return packet.Pass
-}
-
-// applyAll counts an effect for each marked fault.
-func (c *Conditioner) applyAll(marks uint64, now func() time.Duration) {
+	hold := l.hold(f, now, o.delay, c.armed, marks)
 	for i, m := range c.armed {
-		if marks&(1<<i) != 0 {
-			m.apply(now())
+		switch {
+		case marks&(1<<i) == 0:
+		case hold == full:
+			m.tally.overflowed++
+		default:
+			m.apply(now)
 		}
 	}
+	switch hold {
+	case full:
+		return packet.Lost
+	case free:
+		return packet.Pass
+	}
+	return packet.Held
 }
 
 func (m *impairment) apply(now time.Duration) {
@@ -187,7 +181,7 @@ func (c *Conditioner) heal(m *impairment) {
 	c.armed = slices.DeleteFunc(slices.Clone(c.armed), func(other *impairment) bool { return other == m })
 	now := c.now()
 	for d := range c.lines {
-		c.lines[d].free(m, now)
+		c.lines[d].release(m, now)
 	}
 }
 

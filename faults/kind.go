@@ -21,7 +21,7 @@ var kinds = [...]kind{
 
 type kind struct {
 	name  string
-	draws bool                // it reads the block, so packets have to be counted
+	draws bool               // it reads the block, so packets have to be counted
 	find  func(*Spec) params // nil when the spec is of another kind
 }
 

@@ -39,7 +39,7 @@ func bucket(v uint64) int {
 		return int(v)
 	}
 	shift := bits.Len64(v) - 5
-	return (shift+1)*16 + int(v>>shift)&15
+	return (shift+1)*16 + int(v>>shift&15)
 }
 
 // bucketEnd is the first value beyond a bucket.
@@ -48,5 +48,5 @@ func bucketEnd(i int) uint64 {
 		return uint64(i) + 1
 	}
 	shift := i/16 - 1
-	return uint64(16+i&15+1) << shift
+	return uint64(16+(i&15)+1) << shift
 }

@@ -53,7 +53,7 @@ type parcel struct {
 type holding uint8
 
 const (
-	held holding = iota
+	kept holding = iota
 	full         // delayed, and no room
 	free         // not delayed, and nothing to wait for
 )
@@ -91,14 +91,14 @@ func (l *line) hold(f *packet.Flight, now, delay time.Duration, armed []*impairm
 	l.bytes += len(p.frame)
 	if q.first != nil {
 		q.last.next, q.last = p, p
-		return held
+		return kept
 	}
 	q.first, q.last = p, p
 	heap.Push(&l.due, q)
 	if q.place == 0 && !l.releasing {
 		l.wind(now)
 	}
-	return held
+	return kept
 }
 
 // take moves what is due into batch and says how many that were.
@@ -140,14 +140,15 @@ func (l *line) settle(delivered []*parcel) {
 	}
 }
 
-// free makes all that a fault delays due at once, in order.
-func (l *line) free(m *impairment, now time.Duration) {
+// release makes all that a fault delays due at once, in order, whoever else
+// delays it.
+func (l *line) release(m *impairment, now time.Duration) {
 	for _, q := range l.due {
 		q.lastDue = 0
 		for p := q.first; p != nil; p = p.next {
 			for i, by := range p.armed {
 				if by == m && p.marks&(1<<i) != 0 {
-					p.due, p.marks = min(p.due, now), p.marks&^(1<<i)
+					p.due, p.marks = min(p.due, now), 0
 				}
 			}
 			p.due = max(q.lastDue, p.due)

@@ -43,7 +43,7 @@ const (
 	maxName = 256 // bytes; also of a path's name
 	// maxTime is beyond what anybody waits for, and below where a float64 of
 	// milliseconds would lose the nanoseconds.
-	maxTime = 100 * 24 * time.Hour
+	maxTime = 30 * 24 * time.Hour
 )
 
 // check says all that is wrong with a spec, TTL's cap aside.

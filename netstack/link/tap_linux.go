@@ -31,18 +31,20 @@ type tap struct {
 	reader tapReader
 	writer tapWriter
 
+	closed                atomic.Bool
 	malformed, overflowed atomic.Uint64
 }
 
 // tapReader belongs to the one goroutine in ReadFrames. Its step is made once,
 // because a closure for each call would be an allocation for each call.
 type tapReader struct {
-	arena []byte
-	into  []Frame
-	n     int
-	err   error
-	info  packet.Info
-	step  func(fd uintptr) bool
+	arena  []byte
+	into   []Frame
+	n      int
+	waited bool
+	err    error
+	info   packet.Info
+	step   func(fd uintptr) bool
 }
 
 // tapWriter is under mu.
@@ -68,16 +70,6 @@ const (
 // that a flood of them can't keep Close waiting.
 const maxMalformed = 64
 
-// Offload flags of TUNSETOFFLOAD (linux/if_tun.h).
-const (
-	tunChecksum = 0x01
-	tunTSO4     = 0x02
-	tunTSO6     = 0x04
-	tunTSOECN   = 0x08
-	tunUSO4     = 0x20
-	tunUSO6     = 0x40
-)
-
 // NewTAP returns a Port over f, the descriptor of a TAP device that was opened
 // with IFF_TAP|IFF_NO_PI|IFF_VNET_HDR and given a 12-byte virtio_net_hdr. mtu
 // is the device's, in bytes. Checksum and segmentation offload are asked of the
@@ -91,10 +83,10 @@ func NewTAP(f *os.File, mtu int) (Port, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link: TAP: %w", err)
 	}
-	t := &tap{mtu: mtu}
+	var offload Offload
 	fd := -1
 	controlErr := control.Control(func(old uintptr) {
-		if t.offload, err = setUpTAP(int(old)); err != nil {
+		if offload, err = setUpTAP(int(old)); err != nil {
 			return
 		}
 		// A duplicate, because os.File may hold f as a blocking one, or have it
@@ -106,18 +98,29 @@ func NewTAP(f *os.File, mtu int) (Port, error) {
 	if err = errors.Join(controlErr, err); err != nil {
 		return nil, fmt.Errorf("link: TAP: %w", err)
 	}
+	t, err := newTAP(fd, f.Name(), mtu, offload)
+	if err != nil {
+		return nil, err
+	}
+	_ = f.Close()
+	return t, nil
+}
+
+// newTAP is NewTAP for a descriptor that is set up, which it owns.
+func newTAP(fd int, name string, mtu int, offload Offload) (*tap, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("link: TAP: %w", err)
 	}
-	t.file = os.NewFile(uintptr(fd), f.Name())
-	if t.raw, err = t.file.SyscallConn(); err != nil {
-		_ = t.file.Close()
+	file := os.NewFile(uintptr(fd), name) // non-blocking, so on the poller
+	raw, err := file.SyscallConn()
+	if err != nil {
+		_ = file.Close()
 		return nil, fmt.Errorf("link: TAP: %w", err)
 	}
+	t := &tap{file: file, raw: raw, mtu: mtu, offload: offload}
 	t.reader.step = t.read
 	t.writer.step = t.write
-	_ = f.Close()
 	return t, nil
 }
 
@@ -144,9 +147,9 @@ func setUpTAP(fd int) (Offload, error) {
 	if err := unix.IoctlSetPointerInt(fd, unix.TUNSETVNETLE, 1); err != nil {
 		return Offload{}, fmt.Errorf("TUNSETVNETLE: %w", err)
 	}
-	const base = tunChecksum | tunTSO4 | tunTSO6 | tunTSOECN
+	const base = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN
 	offload := Offload{Checksum: true, TSO4: true, TSO6: true, USO: true}
-	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, base|tunUSO4|tunUSO6); err != nil {
+	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, base|unix.TUN_F_USO4|unix.TUN_F_USO6); err != nil {
 		offload.USO = false
 		if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, base); err != nil {
 			return Offload{}, fmt.Errorf("TUNSETOFFLOAD: %w", err)
@@ -173,10 +176,13 @@ func (t *tap) ReadFrames(frames []Frame) (int, error) {
 	if r.n > 0 { // an error comes again
 		return r.n, nil
 	}
-	return 0, portError("read", r.err)
+	return 0, t.failed("read", r.err)
 }
 
 // read fills in r.into from the device and reports false when it has to wait.
+// Who has waited takes one frame and goes: to look for a second one costs a
+// system call before the first has been seen to, and if there are more then the
+// next call finds them at once and takes them all.
 func (t *tap) read(fd uintptr) bool {
 	r := &t.reader
 	used := 0
@@ -185,7 +191,8 @@ func (t *tap) read(fd uintptr) bool {
 		n, err := unix.Read(int(fd), buffer)
 		switch {
 		case err == unix.EAGAIN:
-			return r.n > 0 || malformed > 0
+			r.waited = r.n == 0 && malformed == 0
+			return !r.waited
 		case err == unix.EINTR:
 			continue
 		case err != nil:
@@ -199,6 +206,10 @@ func (t *tap) read(fd uintptr) bool {
 		}
 		r.n++
 		used += (n + 63) &^ 63 // frames of their own cache lines
+		if r.waited {
+			r.waited = false
+			break
+		}
 	}
 	return true
 }
@@ -214,7 +225,7 @@ func (t *tap) WriteFrames(frames []Frame) (int, error) {
 		err = w.err
 	}
 	if err != nil {
-		return w.taken, portError("write", err)
+		return w.taken, t.failed("write", err)
 	}
 	return w.taken, nil
 }
@@ -253,8 +264,10 @@ func (t *tap) write(fd uintptr) bool {
 	return true
 }
 
-func portError(what string, err error) error {
-	if errors.Is(err, os.ErrClosed) {
+// failed is err as a caller sees it. A RawConn's own error for a closed file
+// can't be told by errors.Is.
+func (t *tap) failed(what string, err error) error {
+	if t.closed.Load() {
 		return ErrClosed
 	}
 	return fmt.Errorf("link: TAP %s: %w", what, err)
@@ -268,7 +281,10 @@ func (t *tap) Drops() (malformed, overflowed uint64) {
 }
 
 func (t *tap) Close() error {
-	if err := t.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+	if t.closed.Swap(true) {
+		return nil
+	}
+	if err := t.file.Close(); err != nil {
 		return fmt.Errorf("link: TAP close: %w", err)
 	}
 	return nil

@@ -57,7 +57,8 @@ func parseHeader(header *[headerLen]byte, data []byte, f *Frame, info *packet.In
 	f.NeedsChecksum = true
 	f.ChecksumStart = binary.LittleEndian.Uint16(header[6:])
 	f.ChecksumOffset = binary.LittleEndian.Uint16(header[8:])
-	if int(f.ChecksumStart) != info.L4 || f.ChecksumOffset != checksumOffset(info.Protocol) {
+	offset, ok := checksumOffset(info.Protocol)
+	if !ok || int(f.ChecksumStart) != info.L4 || f.ChecksumOffset != offset {
 		return errHeader
 	}
 	if kind == gsoNone {
@@ -66,7 +67,10 @@ func parseHeader(header *[headerLen]byte, data []byte, f *Frame, info *packet.In
 	// hdr_len is a hint, and what Linux gives is the length of its first
 	// buffer; the headers themselves say it right.
 	f.GSOSize = binary.LittleEndian.Uint16(header[4:])
-	if int(binary.LittleEndian.Uint16(header[2:])) > len(data) || f.GSOSize == 0 {
+	if int(binary.LittleEndian.Uint16(header[2:])) > len(data) {
+		return errHeader
+	}
+	if _, err := packet.Segments(data, info, int(f.GSOSize)); err != nil { // a size of 0 as well
 		return errHeader
 	}
 	switch size := int(f.GSOSize); {
@@ -114,14 +118,14 @@ func putHeader(header *[headerLen]byte, f *Frame) {
 	}
 }
 
-// checksumOffset is where in its header a protocol has its checksum; protocols
-// that are never left to be completed have an offset that can't be.
-func checksumOffset(protocol uint8) uint16 {
+// checksumOffset is where in its header a protocol has its checksum; ok is
+// false for protocols whose checksum is never left to be completed.
+func checksumOffset(protocol uint8) (offset uint16, ok bool) {
 	switch protocol {
 	case packet.ProtocolTCP:
-		return 16
+		return 16, true
 	case packet.ProtocolUDP:
-		return 6
+		return 6, true
 	}
-	return 0xffff
+	return 0, false
 }

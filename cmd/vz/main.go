@@ -1,0 +1,160 @@
+// Command vz brings reproducible, isolated Developer Environments up and down.
+// Flags and output are all it has; what it does is supervisor/client's.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"vz.test/vz/config"
+	"vz.test/vz/internal/version"
+	"vz.test/vz/supervisor/api"
+	"vz.test/vz/supervisor/client"
+	"vz.test/vz/supervisor/registry"
+)
+
+const description = `Reproducible, parallel Developer Environments from a checked-in vz.json.
+
+An Environment is chosen by --environment (ID or name), else by
+VZ_ENVIRONMENT_ID (ID), else by the binding that vz up gave this worktree.`
+
+// commandLine is every flag that vz has.
+type commandLine struct {
+	Up     upCommand     `cmd:"" help:"Create the Environment or make it what vz.json says."`
+	Exec   execCommand   `cmd:"" help:"Run a command in a Machine."`
+	Status statusCommand `cmd:"" help:"Show what is recorded and how each Machine fares."`
+	Stop   stopCommand   `cmd:"" help:"Stop every Machine; identity and state stay."`
+	Delete deleteCommand `cmd:"" help:"Take everything of the Environment away."`
+
+	Progress string           `enum:"auto,tty,plain,json,quiet" default:"auto" help:"How steps are shown on stderr: auto, tty, plain, json, quiet."`
+	Version  kong.VersionFlag `help:"Print the version."`
+}
+
+// selection is how an Environment is chosen.
+type selection struct {
+	Environment *string `short:"e" placeholder:"E" help:"The Environment, by ID or name."`
+}
+
+// Exit statuses (CONTRACT §2).
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+// exited carries a command's exit status out of kong.
+type exited int
+
+func run(args []string) (status int) {
+	var line commandLine
+	parser, err := kong.New(&line, kong.Name("vz"), kong.Description(description), kong.UsageOnError(),
+		kong.Vars{"version": version.Version()}, kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Exit(func(code int) { panic(exited(code)) }))
+	if err != nil {
+		panic(err)
+	}
+	defer func() { // --help and --version end by kong's Exit
+		if code, ok := recover().(exited); ok {
+			status = int(code)
+		}
+	}()
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	isExec := strings.EqualFold(firstVerb(args), "exec")
+	context, err := parser.Parse(args)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "vz: %v; see vz --help\n", err)
+		if isExec {
+			return client.StatusFailed
+		}
+		return exitUsage
+	}
+	err = context.Run(&line)
+	var code exitStatus
+	if errors.As(err, &code) {
+		err = code.err
+		status = code.status
+	} else if err != nil {
+		status = exitFailed
+	}
+	if err != nil {
+		report(os.Stderr, err)
+	}
+	return status
+}
+
+// firstVerb is the first argument that is no flag.
+func firstVerb(args []string) string {
+	for _, a := range args {
+		if !strings.HasPrefix(a, "-") {
+			return a
+		}
+	}
+	return ""
+}
+
+// exitStatus is an error, or nothing worth words, with a status of its own.
+type exitStatus struct {
+	status int
+	err    error
+}
+
+func (e exitStatus) Error() string { return fmt.Sprint("exit status ", e.status) }
+
+// report writes what failed, why, and the next thing to do.
+func report(w io.Writer, err error) {
+	var (
+		problem   *api.Problem
+		explained registry.Explained
+		mistakes  config.Errors
+		refused   config.Unsupported
+	)
+	err = client.Problem(err)
+	switch {
+	case errors.As(err, &mistakes), errors.As(err, &refused):
+		fmt.Fprintln(w, err)
+		fmt.Fprintln(w, "vz: the definition is refused; nothing was changed")
+	case errors.As(err, &problem):
+		lines(w, problem.What, problem.Why, problem.Next)
+		if problem.LogPath != "" {
+			fmt.Fprintf(w, "     log: %s\n", problem.LogPath)
+		}
+	case errors.As(err, &explained):
+		what, why, next := explained.Explain()
+		lines(w, what, why, next)
+	case errors.Is(err, context.Canceled):
+		fmt.Fprintln(w, "vz: cancelled")
+	default:
+		fmt.Fprintf(w, "vz: %v\n", err)
+	}
+}
+
+func lines(w io.Writer, what, why, next string) {
+	fmt.Fprintf(w, "vz: %s\n", what)
+	if why != "" {
+		fmt.Fprintf(w, "     why: %s\n", strings.ReplaceAll(why, "\n", "\n          "))
+	}
+	if next != "" {
+		fmt.Fprintf(w, "     next: %s\n", next)
+	}
+}
+
+// interruptible ends with SIGINT, SIGTERM and SIGHUP.
+func interruptible() (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+}
+
+// open finds the user's state; damage that was worked around is said.
+func open() (*registry.Registry, error) {
+	return registry.Open(registry.Options{Warn: func(err error) { fmt.Fprintf(os.Stderr, "vz: warning: %v\n", err) }})
+}

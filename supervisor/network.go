@@ -1,0 +1,236 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"vz.test/vz/config"
+	"vz.test/vz/dns"
+	"vz.test/vz/faults"
+	"vz.test/vz/ingress"
+	"vz.test/vz/netstack"
+	"vz.test/vz/supervisor/registry"
+)
+
+// network joins the rooms that make one Environment's network: the route
+// domain, its names, its edge and the host's door to it. It lives from the
+// first up to the stop.
+type network struct {
+	domain  *netstack.Domain
+	dns     *dns.Server
+	ingress *ingress.Server
+	proxy   *ingress.Proxy
+	faults  *faults.Engine
+
+	topology atomic.Pointer[topology]
+	serving  sync.WaitGroup
+
+	mu     sync.Mutex
+	served map[netip.AddrPort]bool // addresses in the domain that somebody listens on
+}
+
+// openNetwork makes the network of a topology. proxyPort is the host's port to
+// take if it is free; 0 takes any.
+func (s *Supervisor) openNetwork(t *topology, proxyPort int) (*network, error) {
+	n := &network{served: map[netip.AddrPort]bool{}}
+	n.topology.Store(t)
+	domain, err := netstack.New(t.domain, netstack.Options{OnRefusal: s.refused})
+	if err != nil {
+		return nil, err
+	}
+	n.domain = domain
+	n.dns = dns.NewServer(dns.Config{View: n.view, Log: s.queried})
+	n.ingress = ingress.NewServer(ingress.Config{
+		Environment: s.snapshot().Name, Endpoints: t.endpoints, CA: s.ca, Dial: domain.DialBackend,
+	})
+	n.faults = faults.New(faults.Options{Impair: n.impair, OnChange: s.faultChanged})
+	listener, err := listenLoopback(proxyPort)
+	if err != nil {
+		n.close("")
+		return nil, fmt.Errorf("the proxy's port on the host: %w", err)
+	}
+	n.proxy = ingress.NewProxy(ingress.ProxyConfig{Resolve: n.resolve, Hosts: n.hosts, Dial: domain.DialHost, OwnerUID: s.options.UID})
+	n.serving.Go(func() { s.report("proxy", n.proxy.Serve(listener)) })
+	if err := n.listen(s); err != nil {
+		n.close("")
+		return nil, err
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	return n, s.update(func(r *registry.Record) {
+		r.Proxy = registry.Proxy{
+			Port: port, URL: "http://" + address, SocksURL: "socks5h://" + address,
+			PACURL: "http://" + address + "/proxy.pac", CAPath: s.ca.Path(),
+		}
+	})
+}
+
+// listenLoopback takes the port that the Environment had before, so that what
+// was configured with it goes on working, or any other when that is taken.
+func listenLoopback(port int) (net.Listener, error) {
+	if port != 0 {
+		if l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			return l, nil
+		}
+	}
+	return net.Listen("tcp4", "127.0.0.1:0")
+}
+
+// listen opens what the topology has and nobody listens on yet. Listeners of
+// addresses that are gone were closed by the domain.
+func (n *network) listen(s *Supervisor) error {
+	t := n.topology.Load()
+	for _, network := range t.domain.Networks {
+		address := netip.AddrPortFrom(network.Gateway, 53)
+		if !n.take(address) {
+			continue
+		}
+		packets, err := n.domain.ListenPacket(address)
+		if err != nil {
+			return fmt.Errorf("dns on %s: %w", address, err)
+		}
+		stream, err := n.domain.Listen(address)
+		if err != nil {
+			packets.Close()
+			return fmt.Errorf("dns on %s: %w", address, err)
+		}
+		n.serve(s, address, "dns", func() error { return n.dns.ServePacket(packets) })
+		n.serve(s, address, "dns", func() error { return n.dns.Serve(stream) })
+	}
+	for _, e := range t.domain.Endpoints {
+		for _, port := range e.Ports {
+			address := netip.AddrPortFrom(e.Address, port)
+			if !n.take(address) {
+				continue
+			}
+			l, err := n.domain.Listen(address)
+			if err != nil {
+				return fmt.Errorf("endpoint %s on %s: %w", e.Name, address, err)
+			}
+			serve := n.ingress.ServeHTTP
+			if port == 443 {
+				serve = n.ingress.ServeTLS
+			}
+			n.serve(s, address, "ingress", func() error { return serve(l) })
+		}
+	}
+	return nil
+}
+
+func (n *network) take(address netip.AddrPort) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.served[address] {
+		return false
+	}
+	n.served[address] = true
+	return true
+}
+
+func (n *network) serve(s *Supervisor, address netip.AddrPort, what string, serve func() error) {
+	n.serving.Go(func() {
+		s.report(what, serve())
+		n.mu.Lock()
+		delete(n.served, address)
+		n.mu.Unlock()
+	})
+}
+
+// report logs why a server ended, unless it was told to.
+func (s *Supervisor) report(what string, err error) {
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		s.log.Error("a server ended", "server", what, "error", err)
+	}
+}
+
+// update makes the network that of another topology.
+func (n *network) update(s *Supervisor, t *topology) error {
+	if err := n.domain.Update(t.domain); err != nil {
+		return err
+	}
+	n.topology.Store(t)
+	n.ingress.Update(t.endpoints)
+	return n.listen(s)
+}
+
+// view is the names that a client of the resolver sees.
+func (n *network) view(client netip.Addr) (string, *dns.View) {
+	machine, ok := n.domain.Machine(client)
+	if !ok {
+		return "", nil
+	}
+	return machine, n.topology.Load().views[machine]
+}
+
+// resolve finds the endpoint of a host name for the host's proxy.
+func (n *network) resolve(host string) (endpoint string, ok bool) {
+	for _, e := range n.topology.Load().endpoints {
+		if e.Host == host {
+			return e.Name, true
+		}
+	}
+	return "", false
+}
+
+func (n *network) hosts() []string {
+	var hosts []string
+	for _, e := range n.topology.Load().endpoints {
+		hosts = append(hosts, e.Host)
+	}
+	return hosts
+}
+
+// impair hands a path's conditioner to the domain; the two rooms do not know
+// each other.
+func (n *network) impair(path string, c *faults.Conditioner) error {
+	if c == nil {
+		return n.domain.Impair(path, nil)
+	}
+	return n.domain.Impair(path, c)
+}
+
+// close takes the network down. Order: faults first, so that what they hold
+// is let go while ports still take it; then the doors, then the domain, whose
+// end closes what is left.
+func (n *network) close(why string) {
+	if n.faults != nil {
+		n.faults.Close(why)
+	}
+	if n.proxy != nil {
+		n.proxy.Close()
+	}
+	if n.ingress != nil {
+		n.ingress.Close()
+	}
+	if n.dns != nil {
+		n.dns.Close()
+	}
+	n.domain.Close()
+	n.serving.Wait()
+}
+
+// faultSpecs are the declared faults on the timeline that begins now.
+func faultSpecs(definition *config.Definition) []faults.Spec {
+	var specs []faults.Spec
+	for _, f := range definition.Faults {
+		spec := faults.Spec{
+			Name: f.Name, Path: f.Path, Direction: f.Direction, Seed: f.Seed,
+			At:  time.Duration(f.AtMillis) * time.Millisecond,
+			TTL: time.Duration(f.TTLMillis) * time.Millisecond,
+		}
+		if f.Latency != nil {
+			spec.Latency = &faults.Latency{Delay: time.Duration(f.Latency.DelayMillis) * time.Millisecond}
+		}
+		if f.Loss != nil {
+			spec.Loss = &faults.Loss{Probability: f.Loss.Probability}
+		}
+		specs = append(specs, spec)
+	}
+	return specs
+}

@@ -1,0 +1,307 @@
+// Package supervisor is the life of one Environment: it reconciles what the
+// definition declares with what is recorded and what is live, and joins the
+// rooms that do the work (netstack, dns, ingress, faults, machines, guest),
+// none of which knows another.
+//
+// One process, one Environment. Run serves the API until it is told to stop,
+// to delete, or to end; it boots nothing by itself. What must outlive it is in
+// supervisor/registry; a supervisor that dies takes its Machines with it, and
+// the next one settles what it left.
+//
+// It reads no definition from disk but the copy that an up gave it, knows no
+// command line, and touches no other Environment.
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"vz.test/vz/config"
+	"vz.test/vz/faults"
+	"vz.test/vz/ingress"
+	"vz.test/vz/machines"
+	"vz.test/vz/netstack"
+	"vz.test/vz/supervisor/api"
+	"vz.test/vz/supervisor/api/vzv1"
+	"vz.test/vz/supervisor/receipt"
+	"vz.test/vz/supervisor/registry"
+)
+
+// errFellBehind ends the stream of a watcher that did not keep up.
+var errFellBehind = api.NewProblem(connect.CodeResourceExhausted, "the event stream was cut off",
+	"this watcher fell too far behind", "watch again with replay")
+
+// apiGrace is how long calls under way may take to end when the supervisor
+// ends: long enough for the terminal event of the stop that ends it.
+const apiGrace = 5 * time.Second
+
+// Options are what a supervisor is told when it starts.
+type Options struct {
+	Registry      *registry.Registry
+	EnvironmentID string
+	Driver        machines.Driver
+	// DriverGone is closed when the driver can do nothing any more (its
+	// launcher died, and every Machine with it). Then the supervisor records
+	// that and ends. May be nil.
+	DriverGone <-chan struct{}
+	Agent      string // path of the vz-guest binary
+	UID        int    // the owner, who alone is served
+	Version    string
+	Log        *slog.Logger
+	// Ready is called once, when the API answers.
+	Ready func()
+}
+
+// A Supervisor is one running Environment.
+type Supervisor struct {
+	options  Options
+	id       string
+	registry *registry.Registry
+	owner    *registry.Owner
+	driver   machines.Driver
+	log      *slog.Logger
+	events   *events
+	receipts *receipt.Log
+	ca       *ingress.CA
+	began    time.Time
+	end      context.CancelFunc // ends Run
+
+	// work is held by the one operation that may change the Environment now.
+	// domain, network and definition are written only by its holder, before or
+	// after any Machine is live.
+	work       chan struct{}
+	network    *network
+	domain     *netstack.Domain
+	definition *config.Definition
+
+	mu         sync.Mutex
+	record     *registry.Record // what is on disk, but for a write under way
+	live       map[string]*live // by Machine name
+	executions map[string]*execution
+	queries    ring[*vzv1.DNSQuery]
+	gone       bool // the Environment was deleted
+}
+
+// Run is a supervisor's life. It returns nil after a stop, a delete or the end
+// of ctx, at which every Machine is stopped.
+func Run(ctx context.Context, o Options) error {
+	owner, err := o.Registry.Own(ctx, o.EnvironmentID)
+	if err != nil {
+		return err
+	}
+	defer owner.Close()
+	record, err := o.Registry.Record(o.EnvironmentID)
+	if err != nil {
+		return err
+	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	s := &Supervisor{
+		options: o, id: o.EnvironmentID, registry: o.Registry, owner: owner, driver: o.Driver, log: o.Log,
+		events: newEvents(o.EnvironmentID), began: time.Now(), end: end, work: make(chan struct{}, 1),
+		record: record, live: map[string]*live{}, executions: map[string]*execution{},
+		queries: ring[*vzv1.DNSQuery]{limit: 256},
+	}
+	if s.receipts, err = receipt.Open(s.registry.ReceiptsDir(s.id), s.id); err != nil {
+		return err
+	}
+	defer s.receipts.Close()
+	if s.ca, err = ingress.LoadOrCreateCA(s.registry.IngressDir(s.id), record.Name); err != nil {
+		return err
+	}
+	if err := s.settle(ctx); err != nil {
+		return err
+	}
+
+	l, err := owner.Listen()
+	if err != nil {
+		return err
+	}
+	socket := s.registry.SocketPath(s.id)
+	self, err := registry.Self(socket, o.Version)
+	if err == nil {
+		err = s.update(func(r *registry.Record) { r.Supervisor = self })
+	}
+	if err != nil {
+		l.Close()
+		return err
+	}
+	served := make(chan error, 1)
+	go func() {
+		served <- api.Serve(ctx, api.Private(l, o.UID, func(uid int) {
+			s.log.Warn("refused a client of another user", "uid", uid)
+		}), s, apiGrace)
+	}()
+	s.log.Info("serving", "environment", s.id, "socket", socket, "version", o.Version)
+	o.Ready()
+
+	select {
+	case <-ctx.Done():
+	case <-o.DriverGone: // nil: never
+		s.log.Error("the launcher ended, and every Machine with it")
+		s.lost("the launcher ended")
+		end()
+	}
+	err = <-served
+	s.leave()
+	return err
+}
+
+// leave takes down what is still up and forgets the supervisor's own traces.
+func (s *Supervisor) leave() {
+	s.work <- struct{}{} // for good: nothing may begin any more
+	op := &operation{name: "end", events: s.events, began: time.Now()}
+	if err := s.takeDown(context.Background(), op, stopGrace); err != nil {
+		s.log.Error("taking the Environment down", "error", err)
+	}
+	s.mu.Lock()
+	gone := s.gone
+	s.mu.Unlock()
+	if gone {
+		return
+	}
+	s.update(func(r *registry.Record) {
+		if r.State != registry.Stopped && r.State != registry.Failed && r.State != registry.Created {
+			r.State, r.Message = registry.Stopped, ""
+		}
+	})
+}
+
+// settle makes the record true again after a supervisor that died: its
+// Machines died with it, what is left of them is ended, and the receipts say
+// what became of the faults that were armed.
+func (s *Supervisor) settle(ctx context.Context) error {
+	record := s.snapshot()
+	for _, m := range record.Machines {
+		if m.State == registry.MachineDeclared || m.State == registry.MachineStopped {
+			continue
+		}
+		if err := s.driver.Clean(ctx, s.id, m.MachineID); err != nil {
+			return fmt.Errorf("ending what an earlier supervisor left of machine %s: %w", m.Name, err)
+		}
+	}
+	if record.State != registry.Stopped && record.State != registry.Created {
+		s.lost("the supervisor ended without stopping the Environment")
+		if err := s.receipt("lifecycle", lifecycle{Operation: "settle", Result: "the supervisor had died; its Machines ended with it"}); err != nil {
+			return err
+		}
+	}
+	healed, err := faults.Recover(s.faultJournal())
+	if err != nil {
+		return err
+	}
+	for _, status := range healed {
+		if err := s.receipt("fault", status.Receipt()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Supervisor) faultJournal() string {
+	return filepath.Join(s.registry.EnvironmentDir(s.id), "faults.json")
+}
+
+// lost records that every Machine that was up is not any more.
+func (s *Supervisor) lost(why string) {
+	s.update(func(r *registry.Record) {
+		if r.State != registry.Deleting {
+			r.State, r.Message = registry.Failed, why
+		}
+		for i := range r.Machines {
+			m := &r.Machines[i]
+			switch m.State {
+			case registry.MachineStarting, registry.MachineReady, registry.MachineStopping:
+				m.State, m.Message = registry.MachineStopped, why
+			}
+		}
+	})
+}
+
+// snapshot is a copy of the record that the caller may keep.
+func (s *Supervisor) snapshot() *registry.Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record.Clone()
+}
+
+// update changes the record, on disk first: what the supervisor says of itself
+// is never ahead of what it would find after a crash.
+func (s *Supervisor) update(change func(*registry.Record)) error {
+	s.mu.Lock()
+	if s.gone {
+		s.mu.Unlock()
+		return nil
+	}
+	next := s.record.Clone()
+	change(next)
+	if err := s.registry.Save(next); err != nil {
+		s.mu.Unlock()
+		s.log.Error("writing the record", "error", err)
+		return fmt.Errorf("writing the Environment's record: %w", err)
+	}
+	s.record = next
+	s.mu.Unlock()
+	s.events.publish(&vzv1.Event{Event: &vzv1.Event_Environment{Environment: registry.Project(next, registry.LockSelf)}})
+	return nil
+}
+
+func (s *Supervisor) recordMachine(name string, change func(*registry.Machine)) error {
+	return s.update(func(r *registry.Record) {
+		if m := r.Machine(name); m != nil {
+			change(m)
+		}
+	})
+}
+
+// lifecycle is the body of a receipt of one operation on the Environment.
+type lifecycle struct {
+	Operation  string   `json:"operation"`
+	Result     string   `json:"result"`
+	Definition string   `json:"definition_digest,omitempty"`
+	Machines   []string `json:"machines,omitempty"` // name=incarnation
+}
+
+// receipt appends evidence and tells the watchers.
+func (s *Supervisor) receipt(kind string, body any) error {
+	r, err := s.receipts.Append(kind, body)
+	if err != nil {
+		return fmt.Errorf("writing a receipt: %w", err)
+	}
+	s.events.publish(&vzv1.Event{Event: &vzv1.Event_Receipt{Receipt: receiptMessage(r)}})
+	return nil
+}
+
+// begin waits for the right to change the Environment, at most until ctx ends.
+func (s *Supervisor) begin(ctx context.Context, name string, send func(*vzv1.Event) error) (*operation, func(), error) {
+	select {
+	case s.work <- struct{}{}:
+	case <-ctx.Done():
+		return nil, nil, context.Cause(ctx)
+	}
+	if s.gone {
+		<-s.work
+		return nil, nil, api.NewProblem(connect.CodeNotFound, "the Environment was deleted", "", "")
+	}
+	return &operation{name: name, events: s.events, began: time.Now(), send: send}, func() { <-s.work }, nil
+}
+
+// ring keeps the last few of something.
+type ring[T any] struct {
+	limit int
+	items []T
+}
+
+func (r *ring[T]) add(item T) {
+	if len(r.items) == r.limit {
+		copy(r.items, r.items[1:])
+		r.items = r.items[:r.limit-1]
+	}
+	r.items = append(r.items, item)
+}
