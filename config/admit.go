@@ -196,7 +196,7 @@ var rules = map[string]rule{
 	"/networks/*/ipv6":          when("network.ipv6"),
 	"/networks/*/nat/mapping":   by("nat.mapping."),
 	"/networks/*/nat/filtering": by("nat.filtering."),
-	"/networks/*/nat/hairpin":   when("nat.hairpin"),
+	"/networks/*/nat/hairpin":   is("nat.hairpin"),
 
 	"/groups/*/*": part,
 

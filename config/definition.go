@@ -11,8 +11,8 @@
 // checked for their form.
 package config
 
-// Definition is a ProjectDefinition: what vz.json says. A Definition that
-// Parse or Admit returned is valid and immutable; nobody writes to it again.
+// Definition is a ProjectDefinition: what vz.json says. A Definition that Parse
+// returned is valid and immutable; nobody writes to it again.
 // Built in Go it is the authoring API: JSON writes the document that Parse
 // reads back.
 type Definition struct {

@@ -17,15 +17,22 @@ import (
 // a fifth of it.
 const MaxSize = 4 << 20
 
-// maxDepth is twice what the schema can reach.
-const maxDepth = 32
+// maxDepth is twice what the schema can reach, maxValues twice what a text of
+// MaxSize that says something needs.
+const (
+	maxDepth  = 32
+	maxValues = 1 << 18
+)
 
 // document is a JSON text that remembers where each value stands.
 type document struct {
-	text  []byte
-	lines []int // offset of each line's first byte
-	root  *node
+	text   []byte
+	lines  []int // offset of each line's first byte
+	before []int // characters before each block, so that a column is found at once in one long line
+	root   *node
 }
+
+const block = 1024 // bytes
 
 // node is one value. Pointers are never spelt out while reading: long keys
 // around many children would make that quadratic.
@@ -44,10 +51,20 @@ type node struct {
 func read(data []byte, p *problems) *document {
 	doc := &document{text: data, lines: []int{0}}
 	p.doc = doc
+	characters := 0
 	for i, c := range data {
+		if i%block == 0 {
+			doc.before = append(doc.before, characters)
+		}
+		if utf8.RuneStart(c) {
+			characters++
+		}
 		if c == '\n' {
 			doc.lines = append(doc.lines, i+1)
 		}
+	}
+	if len(data)%block == 0 {
+		doc.before = append(doc.before, characters)
 	}
 	fail := func(offset int, problem, want string) *document {
 		p.at(offset, nil, problem, want, "")
@@ -102,6 +119,7 @@ type reader struct {
 	text    []byte
 	decoder *json.Decoder
 	start   int // of the last token
+	values  int
 }
 
 // token returns the next token and where it begins.
@@ -122,6 +140,9 @@ func (r *reader) value(tokens []string, depth int) (*node, error) {
 	token, start, err := r.token()
 	if err != nil {
 		return nil, err
+	}
+	if r.values++; r.values > maxValues {
+		return nil, fmt.Errorf("more than %d values", maxValues)
 	}
 	n := &node{key: start, start: start}
 	delim, structure := token.(json.Delim)
@@ -267,7 +288,18 @@ func (d *document) keyOffset(tokens []string) int {
 func (d *document) position(offset int) (line, column int) {
 	offset = min(max(offset, 0), len(d.text))
 	line = sort.SearchInts(d.lines, offset+1)
-	return line, utf8.RuneCount(d.text[d.lines[line-1]:offset]) + 1
+	return line, d.characters(offset) - d.characters(d.lines[line-1]) + 1
+}
+
+// characters counts those that begin before offset.
+func (d *document) characters(offset int) int {
+	count := d.before[offset/block]
+	for _, c := range d.text[offset/block*block : offset] {
+		if utf8.RuneStart(c) {
+			count++
+		}
+	}
+	return count
 }
 
 // Locate says where in a definition's text the value of a JSON pointer stands,

@@ -37,8 +37,12 @@ func (e *Error) Error() string {
 // Errors are all mistakes of a definition, in the order of the text.
 type Errors []*Error
 
-// shown bounds what Error prints: the rest would hide the beginning.
-const shown = 50
+// shown bounds what Error prints: the rest would hide the beginning. kept
+// bounds what is noted at all: nobody mends ten thousand mistakes one by one.
+const (
+	shown = 50
+	kept  = 10000
+)
 
 func (e Errors) Error() string {
 	lines := make([]string, 0, min(len(e), shown)+1)
@@ -135,12 +139,12 @@ func split(pointer string) []string {
 // nearest is the known word that a misspelt one most likely means: the fewest
 // edits, at most a third of its length and three; empty when none is near.
 func nearest(word string, known []string) string {
-	if len(word) > 256 {
-		return ""
+	if len(word) > 256 || len(known) > 2048 {
+		return "" // not worth the time
 	}
 	best, least := "", min(3, max(1, len(word)/3))+1
 	for _, candidate := range known {
-		if candidate == word {
+		if candidate == word || len(candidate) > 3*len(word)+16 {
 			continue
 		}
 		distance := edits(word, candidate)
@@ -198,6 +202,9 @@ func (p *problems) addKey(tokens []string, problem, want, suggestion string) {
 }
 
 func (p *problems) at(offset int, tokens []string, problem, want, suggestion string) {
+	if len(p.all) >= kept {
+		return
+	}
 	line, column := p.doc.position(offset)
 	p.all = append(p.all, &Error{
 		File: p.file, Line: line, Column: column, Pointer: pointer(tokens...),

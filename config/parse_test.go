@@ -379,3 +379,95 @@ func TestNamesPointRight(t *testing.T) {
 	}
 	assert.Equal(t, []string{"/machines/web/processes/Bad Name", "/machines/web/processes/ok/env/1A", "/networks/-x"}, pointers)
 }
+
+// Whatever stands in the place of any value, the answer is a list of mistakes
+// with places, or a definition that reads back equal: what the schema lets
+// through, the types can hold.
+func TestAnythingAnywhere(t *testing.T) {
+	data, err := os.ReadFile("testdata/whole.json")
+	require.NoError(t, err)
+	odd := []string{`null`, `true`, `0`, `-1`, `1.5`, `1e30`, `18446744073709551616`, `""`, `"x"`, `"8-9"`, `"host"`, `[]`, `{}`, `[null]`, `{"x":null}`, `["x"]`}
+	doc := read(data, &problems{})
+	var spans [][2]int // of every value in the text
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	var walk func(n *node)
+	walk = func(n *node) {
+		var raw json.RawMessage
+		decoder = json.NewDecoder(bytes.NewReader(data[n.start:]))
+		require.NoError(t, decoder.Decode(&raw))
+		spans = append(spans, [2]int{n.start, n.start + len(raw)})
+		for _, key := range n.keys() {
+			walk(n.members[key])
+		}
+		for _, item := range n.items {
+			walk(item)
+		}
+	}
+	walk(doc.root)
+	for i, span := range spans {
+		// Two of them at each place, all of them at a few: time is short.
+		for _, value := range []string{odd[i%len(odd)], odd[(i*7+3)%len(odd)]} {
+			text := string(data[:span[0]]) + value + string(data[span[1]:])
+			def, err := Parse([]byte(text))
+			if err != nil {
+				all, ok := errors.AsType[Errors](err)
+				require.True(t, ok, "%T %v", err, err)
+				for _, one := range all {
+					require.Positive(t, one.Line)
+					require.NotContains(t, one.Problem, "json:", "%s at %d", value, span[0])
+					require.NotContains(t, one.Problem, "does not fit the schema")
+				}
+				continue
+			}
+			again, err := def.JSON()
+			require.NoError(t, err)
+			back, err := Parse(again)
+			require.NoError(t, err)
+			require.Equal(t, def, back)
+		}
+	}
+}
+
+func BenchmarkParse(b *testing.B) {
+	data, err := os.ReadFile("testdata/whole.json")
+	require.NoError(b, err)
+	for b.Loop() {
+		_, err = Parse(data)
+	}
+	require.NoError(b, err)
+}
+
+// Texts made to cost as much as they can end all the same.
+func TestParseIsBounded(t *testing.T) {
+	long := strings.Repeat("k", 1<<20)
+	for name, text := range map[string]string{
+		"many mistakes in one line": `{"faults":[` + strings.Repeat("{},", 100000) + `{}]}`,
+		"a long key over many":      `{"` + long + `":[` + strings.Repeat("0,", 200000) + `0]}`,
+		"many values":               `{"faults":[` + strings.Repeat("0,", maxValues) + `0]}`,
+		"keys said twice":           `{` + strings.Repeat(`"a":0,`, 100000) + `"a":0}`,
+	} {
+		_, err := Parse([]byte(text))
+		all, ok := errors.AsType[Errors](err)
+		require.True(t, ok, name)
+		assert.LessOrEqual(t, len(all), kept)
+		assert.Less(t, len(err.Error()), 3<<20, name)
+	}
+}
+
+func TestPosition(t *testing.T) {
+	text := strings.Repeat("é", 3000) + "\n" + strings.Repeat("x", 1100) + "\n\n"
+	doc := read([]byte(text), &problems{})
+	require.Nil(t, doc)
+	p := &problems{}
+	read([]byte(text), p)
+	for offset := range len(text) + 1 {
+		line, column := p.doc.position(offset)
+		before := text[:offset]
+		start := strings.LastIndexByte(before, '\n') + 1
+		require.Equal(t, strings.Count(before, "\n")+1, line)
+		if offset < 6000 && offset%2 == 1 {
+			continue // inside a character
+		}
+		require.Equal(t, len([]rune(before[start:]))+1, column)
+	}
+}

@@ -716,6 +716,10 @@ func (v *validation) backend(place []string, e Endpoint, b Backend) {
 }
 
 func (v *validation) zones() {
+	hosts := map[string]string{}
+	for name, e := range v.def.Endpoints {
+		hosts[e.Host] = name
+	}
 	for _, name := range sortedKeys(v.def.Zones) {
 		type key struct{ name, kind string }
 		taken := map[key]bool{}
@@ -733,6 +737,10 @@ func (v *validation) zones() {
 				v.add(under(here, "type"), "a zone itself can't be a CNAME", "A or AAAA", "")
 			}
 			taken[k] = true
+			full := strings.TrimPrefix(record.Name+"."+name, "@.")
+			if endpoint, twice := hosts[full]; twice {
+				v.add(under(here, "name"), fmt.Sprintf("%s is the host of endpoint %s", full, quote(endpoint)), "another name", "")
+			}
 			for _, kind := range []string{"A", "AAAA", "TXT", "SRV"} {
 				if record.Type == "CNAME" && taken[key{record.Name, kind}] || record.Type == kind && taken[key{record.Name, "CNAME"}] {
 					v.add(here, quote(record.Name)+" is a CNAME and something else", "a CNAME alone (RFC 1034)", "")

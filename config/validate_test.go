@@ -181,6 +181,10 @@ func TestValidate(t *testing.T) {
 			`/zones/x.example/records/4/values/1: "B" is no CNAME; want a lower-case DNS name without a final dot`,
 			`/zones/x.example/records/5/values/0: "0 5 70000 a" is no SRV; want PRIORITY WEIGHT PORT TARGET`}},
 
+		{"a record of an endpoint's name", []string{"/zones", `{ "test": { "records": [ { "name": "shop", "type": "TXT", "values": [ "x" ] } ] }, "shop.test": { "records": [ { "name": "@", "type": "TXT", "values": [ "x" ] }, { "name": "a", "type": "TXT", "values": [ "x" ] } ] } }`}, []string{
+			`/zones/shop.test/records/0/name: shop.test is the host of endpoint "shop"; want another name`,
+			`/zones/test/records/0/name: shop.test is the host of endpoint "shop"; want another name`}},
+
 		// Faults.
 		{"a fault on nothing", []string{"/faults/0/path", `"web-bd"`}, []string{`/faults/0/path: no path "web-bd" is declared or implied; did you mean "web-db"?`}},
 		{"faults on implicit paths", []string{"/faults/-", `{ "name": "a", "path": "dns:db", "seed": 0, "ttl_millis": 1, "loss": { "probability": 1 } }`, "/faults/-", `{ "name": "b", "path": "backend:shop", "seed": 0, "ttl_millis": 1, "loss": { "probability": 1 } }`, "/faults/-", `{ "name": "c", "path": "host:shop", "seed": 0, "ttl_millis": 1, "loss": { "probability": 1 } }`}, nil},

@@ -207,12 +207,16 @@ func (s *Server) stream(conn net.Conn, c *client) {
 			defer func() { <-c.slots }()
 			machine, view := s.config.View(address)
 			reply := s.answer(address, machine, view, false, TCP, message)
+			if reply == nil {
+				conn.Close() // what sends no question has lost its place in the stream
+				return
+			}
 			framed := binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(reply)), uint16(len(reply)))
 			writing.Lock()
 			defer writing.Unlock()
 			conn.SetWriteDeadline(time.Now().Add(streamIdle))
-			if _, err := conn.Write(append(framed, reply...)); err != nil || reply == nil {
-				conn.Close() // what sends no question has lost its place in the stream
+			if _, err := conn.Write(append(framed, reply...)); err != nil {
+				conn.Close()
 			}
 		})
 	}

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -453,5 +452,3 @@ func BenchmarkLatency(b *testing.B) {
 		frame()
 	}
 }
-
-func TestZSize(t *testing.T) { println(unsafe.Sizeof(flow{}), unsafe.Sizeof(resent{})) }

@@ -69,7 +69,7 @@
 // # Bounds
 //
 // Per fault that draws: 32,768 flows of about 300 bytes, 4,096 services, and
-// for each flow and direction with retransmissions 768 bytes that remember 64
+// for each flow and direction with retransmissions 800 bytes that remember 64
 // of them. Beyond, flows share one counter and older retransmissions share one
 // attempt: the rate stays right, the receipt says ordinal-dependent. Per path
 // and direction: Options.QueuePackets and QueueBytes. 64 faults per path,

@@ -23,6 +23,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -115,6 +116,7 @@ func dial(ctx context.Context, conn io.ReadWriteCloser, hello Hello, alive keepa
 		if kind == "conn_close_lost_ping" {
 			c.end(ErrUnresponsive)
 		}
+		c.fault.Store(&kind)
 	}
 	// The preface is written here; an agent that never reads must not hold
 	// Connect beyond ctx.
@@ -307,6 +309,8 @@ type channel struct {
 	once sync.Once
 	done chan struct{}
 	err  error // set before done is closed
+	// fault is the agent's last offence against HTTP/2.
+	fault atomic.Pointer[string]
 }
 
 func (c *channel) Read(p []byte) (int, error) {
@@ -322,8 +326,13 @@ func (c *channel) Read(p []byte) (int, error) {
 }
 
 func (c *channel) Close() error {
-	// HTTP/2 closes the stream by itself only when the agent broke its rules.
-	c.end(errors.New("guest: the agent broke the protocol"))
+	// HTTP/2 closes the stream by itself when the agent has said goodbye, as it
+	// does after Shutdown, or has broken the rules.
+	if fault := c.fault.Load(); fault != nil {
+		c.end(fmt.Errorf("guest: the agent broke the protocol: %s", *fault))
+	} else {
+		c.end(ErrGone)
+	}
 	return c.ReadWriteCloser.Close()
 }
 

@@ -49,16 +49,16 @@ func (s *Supervisor) openNetwork(t *topology, proxyPort int) (*network, error) {
 	n.ingress = ingress.NewServer(ingress.Config{
 		Environment: s.snapshot().Name, Endpoints: t.endpoints, CA: s.ca, Dial: domain.DialBackend,
 	})
-	n.faults = faults.New(faults.Options{Impair: n.impair, OnChange: s.faultChanged})
+	n.faults = faults.New(faults.Options{Impair: n.impair, OnChange: s.faultChanged, Journal: s.faultJournal()})
 	listener, err := listenLoopback(proxyPort)
 	if err != nil {
-		n.close("")
+		n.close(s, faults.WhyOwnerExit)
 		return nil, fmt.Errorf("the proxy's port on the host: %w", err)
 	}
 	n.proxy = ingress.NewProxy(ingress.ProxyConfig{Resolve: n.resolve, Hosts: n.hosts, Dial: domain.DialHost, OwnerUID: s.options.UID})
 	n.serving.Go(func() { s.report("proxy", n.proxy.Serve(listener)) })
 	if err := n.listen(s); err != nil {
-		n.close("")
+		n.close(s, faults.WhyOwnerExit)
 		return nil, err
 	}
 	port := listener.Addr().(*net.TCPAddr).Port
@@ -103,22 +103,19 @@ func (n *network) listen(s *Supervisor) error {
 		n.serve(s, address, "dns", func() error { return n.dns.ServePacket(packets) })
 		n.serve(s, address, "dns", func() error { return n.dns.Serve(stream) })
 	}
-	for _, e := range t.domain.Endpoints {
-		for _, port := range e.Ports {
-			address := netip.AddrPortFrom(e.Address, port)
-			if !n.take(address) {
-				continue
-			}
-			l, err := n.domain.Listen(address)
-			if err != nil {
-				return fmt.Errorf("endpoint %s on %s: %w", e.Name, address, err)
-			}
-			serve := n.ingress.ServeHTTP
-			if port == 443 {
-				serve = n.ingress.ServeTLS
-			}
-			n.serve(s, address, "ingress", func() error { return serve(l) })
+	for _, d := range t.doors {
+		if !n.take(d.address) {
+			continue
 		}
+		l, err := n.domain.Listen(d.address)
+		if err != nil {
+			return fmt.Errorf("ingress on %s: %w", d.address, err)
+		}
+		serve := n.ingress.ServeHTTP
+		if d.tls {
+			serve = n.ingress.ServeTLS
+		}
+		n.serve(s, d.address, "ingress", func() error { return serve(l) })
 	}
 	return nil
 }
@@ -198,9 +195,11 @@ func (n *network) impair(path string, c *faults.Conditioner) error {
 // close takes the network down. Order: faults first, so that what they hold
 // is let go while ports still take it; then the doors, then the domain, whose
 // end closes what is left.
-func (n *network) close(why string) {
+func (n *network) close(s *Supervisor, why string) {
 	if n.faults != nil {
-		n.faults.Close(why)
+		if err := n.faults.Close(why); err != nil {
+			s.log.Error("closing the faults", "error", err)
+		}
 	}
 	if n.proxy != nil {
 		n.proxy.Close()

@@ -11,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 
 	"vz.test/vz/config"
+	"vz.test/vz/faults"
 	"vz.test/vz/machines"
 	"vz.test/vz/supervisor/api"
 	"vz.test/vz/supervisor/api/vzv1"
@@ -279,7 +280,7 @@ func (s *Supervisor) takeDown(ctx context.Context, op *operation, grace time.Dur
 	})
 	if n := s.network; n != nil {
 		done := op.step("network.close", "")
-		n.close("owner-exit")
+		n.close(s, faults.WhyOwnerExit)
 		s.mu.Lock()
 		s.network, s.domain = nil, nil
 		s.mu.Unlock()

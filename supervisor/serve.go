@@ -463,11 +463,11 @@ func (s *Supervisor) faultChanged(status faults.Status) {
 
 // Receipts are the evidence after a sequence number, with the signed head.
 func (s *Supervisor) Receipts(_ context.Context, after uint64) (*vzv1.ListReceiptsResponse, error) {
-	list, err := s.receipts.List(after)
+	list, head, err := s.receipts.List(after)
 	if err != nil {
 		return nil, err
 	}
-	response := &vzv1.ListReceiptsResponse{Head: headMessage(s.receipts.Head())}
+	response := &vzv1.ListReceiptsResponse{Head: headMessage(head)}
 	for _, r := range list {
 		response.Receipts = append(response.Receipts, receiptMessage(r))
 	}
@@ -523,8 +523,8 @@ func millis(n uint64) time.Duration {
 }
 
 func faultMessage(f faults.Status) *vzv1.Fault {
-	m := &vzv1.Fault{FaultId: f.ID, Name: f.Name, State: string(f.State), Origin: string(f.Origin),
-		RemainingMillis: uint64(f.Remaining.Milliseconds()), HealedWhy: string(f.HealedWhy),
+	m := &vzv1.Fault{FaultId: f.ID, Name: f.Name, State: f.State, Origin: f.Origin,
+		RemainingMillis: uint64(f.Remaining.Milliseconds()), HealedWhy: f.HealedWhy,
 		Spec: &vzv1.FaultSpec{Path: f.Spec.Path, Direction: f.Spec.Direction, Seed: f.Spec.Seed,
 			AtMillis: uint64(f.Spec.At.Milliseconds()), TtlMillis: uint64(f.Spec.TTL.Milliseconds())},
 		Effect: &vzv1.FaultEffect{Matched: f.Effect.Matched, Decided: f.Effect.Decided, Applied: f.Effect.Applied,

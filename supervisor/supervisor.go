@@ -192,16 +192,9 @@ func (s *Supervisor) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	healed, err := faults.Recover(s.faultJournal())
-	if err != nil {
-		return err
-	}
-	for _, status := range healed {
-		if err := s.receipt("fault", status.Receipt()); err != nil {
-			return err
-		}
-	}
-	return nil
+	return faults.Recover(s.faultJournal(), time.Now(), func(status faults.Status) error {
+		return s.receipt("fault", status.Receipt())
+	})
 }
 
 func (s *Supervisor) faultJournal() string {

@@ -1,8 +1,10 @@
 package supervisor
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sort"
@@ -11,6 +13,7 @@ import (
 	"vz.test/vz/dns"
 	"vz.test/vz/ingress"
 	"vz.test/vz/netstack"
+	"vz.test/vz/netstack/packet"
 	"vz.test/vz/supervisor/registry"
 )
 
@@ -21,8 +24,10 @@ var (
 	endpointRange = netip.MustParsePrefix("198.51.100.0/24") // RFC 5737, endpoints
 	publicRange   = netip.MustParsePrefix("203.0.113.0/24")  // RFC 5737, Machines behind an edge, and the host
 	hostAddress   = netip.MustParseAddr("203.0.113.254")
-	insideRange   = netip.MustParsePrefix("100.64.0.0/10") // RFC 6598, behind an edge
 )
+
+// defaultMTU is Ethernet's, in bytes of an IP packet.
+const defaultMTU = 1500
 
 // allocate gives everything that the definition declares and the record does
 // not know yet its identity and addresses, and forgets what is no longer
@@ -31,66 +36,23 @@ var (
 func allocate(definition *config.Definition, record *registry.Record) error {
 	record.ProjectName = definition.Name
 	record.DefaultMachine = definition.DefaultMachine
-	if err := allocateNetworks(definition, record); err != nil {
-		return err
-	}
+	allocateNetworks(definition, record)
 	if err := allocateMachines(definition, record); err != nil {
 		return err
 	}
 	return allocateEndpoints(definition, record)
 }
 
-func allocateNetworks(definition *config.Definition, record *registry.Record) error {
-	var declared, kept []netip.Prefix
-	for _, n := range definition.Networks {
-		if n.CIDR != "" {
-			declared = append(declared, netip.MustParsePrefix(n.CIDR))
-		}
-	}
-	old := record.Networks
+func allocateNetworks(definition *config.Definition, record *registry.Record) {
+	prefixes := definition.Prefixes()
 	record.Networks = nil
 	for _, name := range definition.NetworkNames() {
-		n := definition.Networks[name]
-		prefix, _ := netip.ParsePrefix(n.CIDR)
-		if n.CIDR == "" {
-			if i := slices.IndexFunc(old, func(o registry.Network) bool { return o.Name == name }); i >= 0 {
-				prefix, _ = netip.ParsePrefix(old[i].CIDR)
-			}
-			if !prefix.IsValid() || overlaps(prefix, declared) || overlaps(prefix, kept) || !insideRange.Overlaps(prefix) {
-				prefix = freeInside(append(slices.Clone(declared), kept...))
-			}
-			kept = append(kept, prefix)
-		}
-		mtu, refuse := n.MTU, n.Refuse
-		if mtu == 0 {
-			mtu = 1500
-		}
-		if refuse == "" {
-			refuse = "reset"
-		}
+		n, prefix := definition.Networks[name], prefixes[name]
 		record.Networks = append(record.Networks, registry.Network{
 			Name: name, Kind: n.Kind, CIDR: prefix.String(), Gateway: prefix.Masked().Addr().Next().String(),
-			MTU: mtu, Refuse: refuse,
+			MTU: cmp.Or(n.MTU, defaultMTU), Refuse: cmp.Or(n.Refuse, "reset"),
 		})
 	}
-	return nil
-}
-
-func overlaps(p netip.Prefix, with []netip.Prefix) bool {
-	return slices.ContainsFunc(with, p.Overlaps)
-}
-
-// freeInside is the first /24 of the inside range that nothing declared uses.
-func freeInside(taken []netip.Prefix) netip.Prefix {
-	address := insideRange.Addr().As4()
-	for i := range 1 << 14 {
-		address[1] = 64 + byte(i>>8)
-		address[2] = byte(i)
-		if p := netip.PrefixFrom(netip.AddrFrom4(address), 24); !overlaps(p, taken) {
-			return p
-		}
-	}
-	return netip.Prefix{} // a definition has fewer networks than that
 }
 
 func allocateMachines(definition *config.Definition, record *registry.Record) error {
@@ -228,7 +190,7 @@ func allocateEndpoints(definition *config.Definition, record *registry.Record) e
 		}
 	}
 	record.Endpoints = nil
-	for _, name := range sorted(definition.Endpoints) {
+	for _, name := range definition.EndpointNames() {
 		declared := definition.Endpoints[name]
 		e := old[name]
 		e.Name, e.Host, e.Network, e.Kind = name, declared.Host, declared.Network, declared.Kind
@@ -261,6 +223,13 @@ type topology struct {
 	domain    netstack.Spec
 	views     map[string]*dns.View // Machine → the names it sees
 	endpoints []ingress.Endpoint
+	doors     []door
+}
+
+// A door is a public address and port where ingress answers.
+type door struct {
+	address netip.AddrPort
+	tls     bool // else plain HTTP, be it to redirect
 }
 
 // plan derives the topology. definition is admitted and record allocated.
@@ -280,10 +249,11 @@ func plan(definition *config.Definition, record *registry.Record) (*topology, er
 	}
 	for _, m := range record.Machines {
 		for _, a := range m.Attachments {
-			attachment := netstack.Attachment{Machine: m.Name, Network: a.Network, Address: netip.MustParseAddr(a.Address)}
-			if err := attachment.MAC.UnmarshalText([]byte(a.MAC)); err != nil {
+			hardware, err := net.ParseMAC(a.MAC)
+			if err != nil {
 				return nil, err
 			}
+			attachment := netstack.Attachment{Machine: m.Name, Network: a.Network, Address: netip.MustParseAddr(a.Address), MAC: packet.MAC(hardware)}
 			if a.PublicAddress != "" {
 				attachment.Public = netip.MustParseAddr(a.PublicAddress)
 			}
@@ -291,13 +261,18 @@ func plan(definition *config.Definition, record *registry.Record) (*topology, er
 		}
 	}
 	for _, e := range record.Endpoints {
+		declared := definition.Endpoints[e.Name]
+		for i, port := range declared.Ports() {
+			address := netip.AddrPortFrom(netip.MustParseAddr(e.Address), port)
+			t.doors = append(t.doors, door{address, i == 0 && e.Kind == "https"})
+		}
 		t.domain.Endpoints = append(t.domain.Endpoints, netstack.Endpoint{
 			Name: e.Name, Network: e.Network, Address: netip.MustParseAddr(e.Address),
-			Ports: endpointPorts(e.Kind), Machine: e.BackendMachine, Port: uint16(e.BackendPort),
+			Ports: declared.Ports(), Machine: e.BackendMachine, Port: uint16(e.BackendPort),
 		})
 		t.endpoints = append(t.endpoints, ingress.Endpoint{
 			Name: e.Name, Host: e.Host, Kind: e.Kind, Machine: e.BackendMachine, Port: e.BackendPort,
-			Protocol: definition.Endpoints[e.Name].Backend.Protocol,
+			Protocol: declared.Backend.Protocol,
 		})
 	}
 	t.domain.Paths = paths(definition)
@@ -307,21 +282,13 @@ func plan(definition *config.Definition, record *registry.Record) (*topology, er
 	return t, nil
 }
 
-// endpointPorts are the TCP ports that an endpoint's public address answers.
-func endpointPorts(kind string) []uint16 {
-	if kind == "https" {
-		return []uint16{443, 80} // 80 redirects
-	}
-	return []uint16{80}
-}
-
 // paths are the declared ones and those that the definition grants without
 // saying so, so that faults and counters can name them (CONTRACT §6).
 func paths(definition *config.Definition) []netstack.Path {
 	var all []netstack.Path
 	for _, p := range definition.Paths {
-		path := netstack.Path{Name: p.Name, Kind: netstack.PathDeclared, From: definition.Members(p.From),
-			To: definition.Members(p.To), Network: p.Network, Protocol: p.Protocol}
+		path := netstack.Path{Name: p.Name, Kind: netstack.PathDeclared, From: ends(definition, p.From),
+			To: ends(definition, p.To), Network: p.Network, Protocol: p.Protocol}
 		for _, port := range p.Ports {
 			path.Ports = append(path.Ports, netstack.PortRange{First: port.First, Last: port.Last})
 		}
@@ -330,7 +297,7 @@ func paths(definition *config.Definition) []netstack.Path {
 	for _, name := range definition.MachineNames() {
 		all = append(all, netstack.Path{Name: "dns:" + name, Kind: netstack.PathDNS, From: []string{name}, To: []string{"gateway"}})
 	}
-	for _, name := range sorted(definition.Endpoints) {
+	for _, name := range definition.EndpointNames() {
 		e := definition.Endpoints[name]
 		all = append(all,
 			netstack.Path{Name: "backend:" + name, Kind: netstack.PathBackend, From: []string{"edge"}, To: []string{e.Backend.Machine},
@@ -339,6 +306,14 @@ func paths(definition *config.Definition) []netstack.Path {
 				Network: e.Network, Protocol: "tcp"})
 	}
 	return all
+}
+
+// ends are what one end of a declared path stands for: Machines, or itself.
+func ends(definition *config.Definition, ref string) []string {
+	if members := definition.Members(ref); len(members) > 0 {
+		return members
+	}
+	return []string{ref} // host, endpoint:NAME
 }
 
 // view is what one Machine's resolver knows: itself, what a path lets it

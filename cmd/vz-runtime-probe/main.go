@@ -28,6 +28,7 @@ import (
 	"vz.test/vz/internal/version"
 	"vz.test/vz/supervisor/api/vzv1"
 	"vz.test/vz/supervisor/client"
+	"vz.test/vz/supervisor/receipt"
 	"vz.test/vz/supervisor/registry"
 )
 
@@ -64,13 +65,19 @@ func main() {
 	}
 }
 
-// connect speaks to the selected Environment's supervisor.
-func (l *commandLine) connect(ctx context.Context) (*client.Client, *vzv1.Environment, error) {
+// selected is the Environment that the flags select.
+func (l *commandLine) selected() (*registry.Registry, *registry.Selection, error) {
 	r, err := registry.Open(registry.Options{Warn: func(err error) { fmt.Fprintf(os.Stderr, "vz-runtime-probe: warning: %v\n", err) }})
 	if err != nil {
 		return nil, nil, err
 	}
 	s, err := client.Place{Registry: r, Environment: l.Environment}.Select()
+	return r, s, err
+}
+
+// connect speaks to the selected Environment's supervisor.
+func (l *commandLine) connect(ctx context.Context) (*client.Client, *vzv1.Environment, error) {
+	r, s, err := l.selected()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -267,6 +274,9 @@ type receiptsCommand struct {
 }
 
 func (c *receiptsCommand) Run(ctx context.Context, l *commandLine) error {
+	if c.Verify {
+		return c.verify(l)
+	}
 	session, _, err := l.connect(ctx)
 	if err != nil {
 		return err
@@ -275,12 +285,23 @@ func (c *receiptsCommand) Run(ctx context.Context, l *commandLine) error {
 	if err != nil {
 		return err
 	}
-	if c.Verify {
-		return verify(r.Msg)
-	}
 	receipts := r.Msg.GetReceipts()
 	if c.Kind != "" {
 		receipts = slices.DeleteFunc(receipts, func(r *vzv1.Receipt) bool { return r.GetKind() != c.Kind })
 	}
 	return print(receipts...)
+}
+
+// verify reads the evidence from disk: it needs no supervisor, and trusts none.
+func (c *receiptsCommand) verify(l *commandLine) error {
+	r, s, err := l.selected()
+	if err != nil {
+		return err
+	}
+	head, err := receipt.VerifyDir(r.ReceiptsDir(s.EnvironmentID))
+	if err != nil {
+		return err
+	}
+	fmt.Printf("verified: %d receipts of %s, head %s, key %s\n", head.Count, head.EnvironmentID, head.Hash, head.PublicKey)
+	return nil
 }

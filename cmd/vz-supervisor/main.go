@@ -38,7 +38,7 @@ type flags struct {
 func main() {
 	// The launcher and the first stage of a Machine are this binary as well;
 	// they take their own arguments.
-	if launcher.Dispatch(os.Args) {
+	if launcher.Dispatch(os.Args[1:]) {
 		return
 	}
 	var f flags
@@ -107,7 +107,8 @@ func run(f flags, log *slog.Logger, ready func()) error {
 	}
 	// The launcher is started first: it keeps the privileges that this process
 	// gives up before it reads a byte of a guest's.
-	client, err := launcher.Start(launcher.Options{EnvironmentID: f.EnvironmentID, Dir: r.EnvironmentDir(f.EnvironmentID), Agent: f.Agent})
+	client, err := launcher.Start(launcher.Options{EnvironmentID: f.EnvironmentID, StateDir: r.EnvironmentDir(f.EnvironmentID),
+		Hidden: []string{r.Root()}, Agent: f.Agent, Log: os.Stderr})
 	if err != nil {
 		return fmt.Errorf("starting the launcher: %w", err)
 	}

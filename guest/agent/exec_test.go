@@ -180,6 +180,7 @@ func TestExecGigabyte(t *testing.T) {
 	pattern := bytes.Repeat(line, wire.ChunkBytes/len(line)+1)
 	var total int
 	var peak uint64
+	runtime.GC() // what other tests left
 	var exit *wire.ExecExited
 	err := s.Exec(t.Context(), func() (*wire.ExecRequest, error) {
 		if len(requests) == 0 {
@@ -263,12 +264,12 @@ func TestExecSignal(t *testing.T) {
 		return &wire.ExecRequest{Input: &wire.ExecRequest_Signal{Signal: int32(n)}}
 	}
 	t.Run("reaches the whole group", func(t *testing.T) {
-		c := converse(t, s, sh(`(trap 'echo child; exit' INT; echo up; while :; do sleep 0.01; done) & trap 'wait; echo parent; exit 3' INT; wait`))
+		c := converse(t, s, sh(`trap 'wait; echo parent; exit 3' USR1; (trap 'echo child; exit' USR1; echo up; while :; do sleep 0.01; done) & wait`))
 		c.until(t, func(o string) bool { return o == "up\n" })
-		c.requests <- signal(unix.SIGINT)
+		c.requests <- signal(unix.SIGUSR1)
 		<-c.done
 		require.NoError(t, c.err)
-		assert.Contains(t, string(c.stdout), "parent")
+		assert.Contains(t, string(c.stdout), "child\nparent\n")
 		assert.EqualValues(t, 3, c.exited.GetCode())
 	})
 	t.Run("past stdin that nobody reads", func(t *testing.T) {

@@ -37,7 +37,8 @@ type Options struct {
 }
 
 // A Host makes Machines. It runs in the launcher, as root or as root of a user
-// namespace, and trusts its callers to have validated what they pass.
+// namespace, and trusts its callers to have validated what they pass. The
+// process is PID 1 of a pid namespace: that Machines die with it rests on that.
 type Host struct {
 	opts        Options
 	ids         IDs
@@ -182,6 +183,9 @@ func (h *Host) Create(ctx context.Context, spec machines.Spec) (*Machine, error)
 		if m.process != nil {
 			m.process.Kill()
 			<-m.exited
+			if errors.Is(err, errDied) {
+				err = fmt.Errorf("%w (%s)", err, m.why)
+			}
 		}
 		h.forget(spec.MachineID, m)
 		return nil, err
@@ -419,7 +423,7 @@ func converse(ctx context.Context, control *os.File, o order) ([]machines.Note, 
 		err := words.Decode(&w)
 		if err == io.EOF {
 			if notes == nil {
-				return nil, errors.New("inside: it died before it became the agent")
+				return nil, errDied
 			}
 			return notes, nil
 		}
@@ -433,9 +437,14 @@ func converse(ctx context.Context, control *os.File, o order) ([]machines.Note, 
 	}
 }
 
+var errDied = errors.New("it died before it became the agent")
+
 func interrupted(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	if errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+		return errDied
 	}
 	return fmt.Errorf("control socket: %w", err)
 }

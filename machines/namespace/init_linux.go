@@ -42,11 +42,9 @@ func become(control *os.File) error {
 	if err := unix.CloseRange(controlFD, ^uint(0)>>1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return &machines.MissingError{What: "close_range", Why: err.Error(), Remedy: "use Linux 5.11 or later"}
 	}
-	// When the launcher dies so does its pid namespace, and all of us; this
-	// is the same said once more, for a launcher that has none.
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
-		return fmt.Errorf("parent-death signal: %w", err)
-	}
+	// No parent-death signal: it would come when the thread that cloned us
+	// ends. The launcher is PID 1 of the pid namespace around ours; when it
+	// dies, the kernel ends us with it.
 	var o order
 	if err := json.NewDecoder(control).Decode(&o); err != nil {
 		os.Exit(1) // the launcher is gone; there is nobody to tell

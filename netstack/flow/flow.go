@@ -83,10 +83,17 @@ func (w *Way[T]) Direction() packet.Direction {
 // Count is what came along.
 func (w *Way[T]) Count() (packets, bytes uint64) { return w.packets.Load(), w.bytes.Load() }
 
-// See counts one packet that came along w, and follows its connection.
-func (w *Way[T]) See(now time.Duration, info *packet.Info) {
+// Add counts one packet that came along w without being one of the
+// conversation's own: an ICMP error about it, which must not keep it alive
+// (RFC 5508, REQ-6).
+func (w *Way[T]) Add(info *packet.Info) {
 	w.packets.Add(1)
 	w.bytes.Add(uint64(info.Length - info.L3))
+}
+
+// See counts one packet that came along w, and follows its connection.
+func (w *Way[T]) See(now time.Duration, info *packet.Info) {
+	w.Add(info)
 	w.flow.last.Store(int64(now))
 	if info.Protocol == packet.ProtocolTCP {
 		w.flow.tcp.see(w.Direction(), info)

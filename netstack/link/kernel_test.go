@@ -4,7 +4,6 @@ package link_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -28,33 +27,49 @@ var (
 		{netip.MustParsePrefix("10.9.0.1/24"), netip.MustParsePrefix("fd09::1/64")},
 		{netip.MustParsePrefix("10.9.0.2/24"), netip.MustParsePrefix("fd09::2/64")},
 	}
+	macs    = [2][6]byte{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}}
 	server4 = netip.MustParseAddrPort("10.9.0.2:7000")
+	public4 = netip.MustParseAddrPort("10.9.0.200:0")
+	public6 = netip.MustParseAddrPort("[fd09::200]:0")
 	server6 = netip.MustParseAddrPort("[fd09::2]:7000")
 )
 
 // A pair is two kernels' network stacks, each behind a TAP, and the simplest
 // thing in between that keeps a port's promises.
 type pair struct {
+	way     way
 	spaces  [2]*linktest.Namespace
 	ports   [2]link.Port
+	whole   *packet.Reassembler
 	supers  [3]atomic.Int64 // super-frames read, by kind less one
 	lowered atomic.Int64    // super-frames whose segments were made smaller
+	joined  atomic.Int64    // datagrams put together from fragments
 	refused atomic.Int64
 }
 
-// newPair makes a pair; frames are made to fit offload and mtu.
-func newPair(t testing.TB, mtu int, offload func(link.Port) link.Offload) *pair {
-	p := &pair{}
+// A way is what is between the two.
+type way struct {
+	mtu     int
+	offload func(link.Port) link.Offload
+	// middle may change what goes from port number i. With an answer, that goes
+	// back in its place.
+	middle func(i int, frame []byte, info *packet.Info) (answer []byte)
+}
+
+func newPair(t testing.TB, w way) *pair {
+	p := &pair{way: w, whole: packet.NewReassembler(packet.Limits{})}
 	for i := range p.spaces {
 		p.spaces[i] = linktest.New(t)
-		p.ports[i] = p.spaces[i].Port(t, linktest.TAP{Name: "eth0", Addresses: prefixes[i]})
+		p.ports[i] = p.spaces[i].Port(t, linktest.TAP{
+			Name: "eth0", MAC: macs[i], Addresses: prefixes[i],
+			Neighbours: map[netip.Addr][6]byte{public4.Addr(): macs[1-i], public6.Addr(): macs[1-i]},
+		})
 	}
 	done := make(chan struct{}, 2)
 	for i := range p.ports {
-		from, to := p.ports[i], p.ports[1-i]
 		go func() {
 			defer func() { done <- struct{}{} }()
-			p.forward(from, to, mtu, offload(to))
+			p.forward(i)
 		}()
 	}
 	t.Cleanup(func() {
@@ -67,8 +82,10 @@ func newPair(t testing.TB, mtu int, offload func(link.Port) link.Offload) *pair 
 	return p
 }
 
-func (p *pair) forward(from, to link.Port, mtu int, offload link.Offload) {
+func (p *pair) forward(i int) {
+	from, to := p.ports[i], p.ports[1-i]
 	frames := make([]link.Frame, 64)
+	buffer := make([]byte, 2048)
 	var info packet.Info
 	var fitter link.Fitter
 	for {
@@ -76,20 +93,47 @@ func (p *pair) forward(from, to link.Port, mtu int, offload link.Offload) {
 		if err != nil {
 			return
 		}
-		for i := range frames[:n] {
-			f := &frames[i]
+		for k := range frames[:n] {
+			f := &frames[k]
 			if f.Segmentation != link.GSONone {
 				p.supers[f.Segmentation-1].Add(1)
 			}
-			if f.Decode(&info) != nil {
+			// A kernel's partial checksum is what we think it is.
+			if f.Decode(&info) != nil || f.NeedsChecksum && !packet.VerifyTransport(f.Data, &info) {
 				p.refused.Add(1)
 				continue
 			}
+			largest := 0
+			if info.Fragment && !info.IPv6() {
+				whole, size, err := p.whole.Add(time.Now(), f.Data, &info)
+				if err != nil || whole == nil {
+					continue
+				}
+				*f, largest = link.Frame{Data: whole}, size
+				if f.Decode(&info) != nil {
+					p.refused.Add(1)
+					continue
+				}
+				p.joined.Add(1)
+			}
+			if p.way.middle != nil && info.EtherType != packet.EtherTypeARP {
+				if answer := p.way.middle(i, f.Data, &info); answer != nil {
+					_, _ = from.WriteFrames([]link.Frame{{Data: answer}})
+					continue
+				}
+			}
+			if largest > 0 {
+				_ = packet.Fragment(f.Data, &info, largest, buffer, func(fragment []byte) bool {
+					_, err := to.WriteFrames([]link.Frame{{Data: fragment}})
+					return err == nil
+				})
+				continue
+			}
 			size := f.GSOSize
-			out, err := fitter.Fit(f, &info, offload, mtu)
+			out, err := fitter.Fit(f, &info, p.way.offload(to), p.way.mtu)
 			if err != nil {
 				p.refused.Add(1)
-				p.tooBig(from, f.Data, &info, mtu)
+				p.tooBig(from, f.Data, &info, p.way.mtu)
 				continue
 			}
 			if out[0].GSOSize < size {
@@ -100,6 +144,42 @@ func (p *pair) forward(from, to link.Port, mtu int, offload link.Offload) {
 			}
 		}
 	}
+}
+
+// nat is a NAT with one mapping rule: the first namespace's addresses are the
+// public ones, its ports one higher. It takes a hop from what passes.
+func nat(i int, frame []byte, info *packet.Info) []byte {
+	if info.IPv6() && info.Protocol == packet.ProtocolICMPv6 && info.ICMPType >= 133 && info.ICMPType <= 137 {
+		return nil // neighbour discovery is between neighbours
+	}
+	packet.DecrementTTL(frame, info)
+	public := public4.Addr()
+	if info.IPv6() {
+		public = public6.Addr()
+	}
+	private := prefixes[0][0].Addr()
+	if info.IPv6() {
+		private = prefixes[0][1].Addr()
+	}
+	if i == 0 && info.Source == private {
+		port := info.SourcePort
+		if info.ICMPEcho() {
+			port = info.ICMPIdentifier
+		}
+		packet.RewriteSource(frame, info, public, port+1)
+	}
+	if i == 1 && info.Destination == public {
+		port := info.DestinationPort
+		if info.ICMPEcho() {
+			port = info.ICMPIdentifier
+		}
+		packet.RewriteDestination(frame, info, private, port-1)
+		var quoted packet.Info
+		if packet.DecodeEmbedded(frame, info, &quoted) == nil {
+			packet.RewriteEmbeddedSource(frame, info, &quoted, private, quoted.SourcePort-1)
+		}
+	}
+	return nil
 }
 
 // tooBig tells the sender of a frame what MTU there is (RFC 1191, RFC 8201).
@@ -196,7 +276,7 @@ func (p *pair) transfer(t testing.TB, server netip.AddrPort, size int64, back bo
 // A quarter of a gigabyte each way, bit-exact: a kernel trusts a frame that
 // says its checksum is to be completed, so nothing else would see corruption.
 func TestKernelTCP(t *testing.T) {
-	p := newPair(t, 1500, whatItHas)
+	p := newPair(t, way{mtu: 1500, offload: whatItHas})
 	require.Equal(t, link.Offload{Checksum: true, TSO4: true, TSO6: true, USO: p.ports[0].Offload().USO}, p.ports[0].Offload())
 	const size = 256 << 20
 	p.transfer(t, server4, size, false)
@@ -216,7 +296,7 @@ func TestKernelTCP(t *testing.T) {
 // go on whole, with smaller segments; what isn't one is answered, and the
 // kernel takes our word for it.
 func TestKernelSmallerMTU(t *testing.T) {
-	p := newPair(t, 1400, whatItHas)
+	p := newPair(t, way{mtu: 1400, offload: whatItHas})
 	p.transfer(t, server4, 64<<20, false)
 	p.transfer(t, server6, 64<<20, true)
 	assert.Positive(t, p.supers[link.GSOTCP4-1].Load())
@@ -227,39 +307,38 @@ func TestKernelSmallerMTU(t *testing.T) {
 // A datagram that may not be fragmented and is too big for the path fails at
 // its sender, who learns the MTU.
 func TestKernelPathMTU(t *testing.T) {
-	p := newPair(t, 1400, whatItHas)
-	var conn *net.UDPConn
-	require.NoError(t, p.spaces[0].Do(func() (err error) {
-		conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(server4))
-		return err
-	}))
-	defer conn.Close()
+	p := newPair(t, way{mtu: 1400, offload: whatItHas})
+	conn := p.dialUDP(t, server4)
 	raw, err := conn.SyscallConn()
 	require.NoError(t, err)
 	require.NoError(t, raw.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
 	}))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool {
-		_, err := conn.Write(pattern()[:1400])
-		return errors.Is(err, unix.EMSGSIZE)
-	}, time.Minute, time.Millisecond)
+	for err == nil { // until the answer is there
+		_, err = conn.Write(pattern()[:1400])
+		time.Sleep(time.Millisecond)
+	}
+	require.ErrorIs(t, err, unix.EMSGSIZE)
 	mtu := 0
 	require.NoError(t, raw.Control(func(fd uintptr) {
 		mtu, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU)
 	}))
 	require.NoError(t, err)
 	assert.Equal(t, 1400, mtu)
-	require.Eventually(t, func() bool { // once the last answer has been reported
-		_, err := conn.Write(pattern()[:1372])
-		return err == nil
-	}, time.Minute, time.Millisecond)
+	for { // once the last answer has been reported
+		if _, err = conn.Write(pattern()[:1372]); err == nil {
+			break
+		}
+		require.ErrorIs(t, err, unix.EMSGSIZE)
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // The same to ports without any offload: super-frames are cut and every
 // checksum is ours, verified by the kernel.
 func TestKernelWithoutOffload(t *testing.T) {
-	p := newPair(t, 1500, nothing)
+	p := newPair(t, way{mtu: 1500, offload: nothing})
 	p.transfer(t, server4, 64<<20, false)
 	p.transfer(t, server6, 64<<20, true)
 	assert.Positive(t, p.supers[link.GSOTCP4-1].Load())
@@ -272,7 +351,7 @@ func TestKernelUDP(t *testing.T) {
 	for name, offload := range map[string]func(link.Port) link.Offload{"USO": whatItHas, "cut": nothing} {
 		for _, server := range []netip.AddrPort{server4, server6} {
 			t.Run(name+" "+server.String(), func(t *testing.T) {
-				p := newPair(t, 1500, offload)
+				p := newPair(t, way{mtu: 1500, offload: offload})
 				receiver, err := p.spaces[1].ListenUDP(server)
 				require.NoError(t, err)
 				defer receiver.Close()
@@ -305,6 +384,108 @@ func TestKernelUDP(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Through NAT, partial checksums and complete ones: both kernels find every
+// byte right, and an error that comes back names what was sent.
+func TestKernelRewrite(t *testing.T) {
+	for name, offload := range map[string]func(link.Port) link.Offload{"offload": whatItHas, "none": nothing} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, way{mtu: 1500, offload: offload, middle: nat})
+			p.transfer(t, server4, 32<<20, false)
+			p.transfer(t, server4, 32<<20, true)
+			p.transfer(t, server6, 32<<20, false)
+			p.transfer(t, server6, 32<<20, true)
+			for _, server := range []netip.AddrPort{server4, server6} {
+				receiver, err := p.spaces[1].ListenUDP(server)
+				require.NoError(t, err)
+				conn := p.dialUDP(t, server)
+				_, err = conn.Write([]byte("there"))
+				require.NoError(t, err)
+				buffer := make([]byte, 100)
+				n, from, err := receiver.ReadFromUDPAddrPort(buffer)
+				require.NoError(t, err)
+				assert.Equal(t, "there", string(buffer[:n]))
+				local := conn.LocalAddr().(*net.UDPAddr).AddrPort()
+				assert.Equal(t, local.Port()+1, from.Port())
+				assert.NotEqual(t, local.Addr(), from.Addr().Unmap())
+				_, err = receiver.WriteToUDPAddrPort([]byte("back"), from)
+				require.NoError(t, err)
+				n, err = conn.Read(buffer)
+				require.NoError(t, err)
+				assert.Equal(t, "back", string(buffer[:n]))
+
+				require.NoError(t, receiver.Close())
+				_, err = conn.Write([]byte("nobody there"))
+				require.NoError(t, err)
+				_, err = conn.Read(buffer)
+				assert.ErrorIs(t, err, unix.ECONNREFUSED)
+			}
+		})
+	}
+}
+
+func (p *pair) dialUDP(t testing.TB, server netip.AddrPort) (conn *net.UDPConn) {
+	t.Helper()
+	require.NoError(t, p.spaces[0].Do(func() (err error) {
+		conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(server))
+		return err
+	}))
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// A kernel's fragments, put together, translated and cut again.
+func TestKernelFragments(t *testing.T) {
+	p := newPair(t, way{mtu: 1500, offload: whatItHas, middle: nat})
+	receiver, err := p.spaces[1].ListenUDP(server4)
+	require.NoError(t, err)
+	defer receiver.Close()
+	conn := p.dialUDP(t, server4)
+	buffer := make([]byte, 65536)
+	for _, size := range []int{1473, 8000, 60000} {
+		_, err := conn.Write(pattern()[:size])
+		require.NoError(t, err)
+		n, from, err := receiver.ReadFromUDPAddrPort(buffer)
+		require.NoError(t, err)
+		require.Equal(t, pattern()[:size], buffer[:n])
+		_, err = receiver.WriteToUDPAddrPort(buffer[:n], from)
+		require.NoError(t, err)
+		n, err = conn.Read(buffer)
+		require.NoError(t, err)
+		require.Equal(t, pattern()[:size], buffer[:n])
+	}
+	assert.Equal(t, int64(6), p.joined.Load())
+	datagrams, _ := p.whole.Held()
+	assert.Zero(t, datagrams)
+}
+
+// What a refused connection looks like to the one who asked for it.
+func TestKernelRefusals(t *testing.T) {
+	router4, router6 := netip.MustParseAddr("10.9.0.254"), netip.MustParseAddr("fd09::fe")
+	buffer := make([]byte, packet.MaxICMPError) // the first port's loop alone writes it
+	p := newPair(t, way{mtu: 1500, offload: whatItHas, middle: func(i int, frame []byte, info *packet.Info) []byte {
+		switch {
+		case i != 0 || info.Protocol != packet.ProtocolTCP:
+			return nil
+		case info.DestinationPort == 81:
+			return packet.BuildReset(buffer, frame, info)
+		case info.IPv6():
+			return packet.BuildICMPError(buffer, frame, info, router6, packet.ICMPv6Unreachable, packet.ICMPv6Prohibited, 0)
+		default:
+			return packet.BuildICMPError(buffer, frame, info, router4, packet.ICMPUnreachable, packet.ICMPAdminProhibited, 0)
+		}
+	}})
+	for _, server := range []netip.Addr{server4.Addr(), server6.Addr()} {
+		_, err := p.spaces[0].Dial(netip.AddrPortFrom(server, 81))
+		assert.ErrorIs(t, err, unix.ECONNREFUSED)
+		want := unix.EHOSTUNREACH
+		if server.Is6() {
+			want = unix.EACCES
+		}
+		_, err = p.spaces[0].Dial(netip.AddrPortFrom(server, 82))
+		assert.ErrorIs(t, err, want)
 	}
 }
 
@@ -379,7 +560,6 @@ func TestKernelNoAllocations(t *testing.T) {
 	const burst = 16
 	var spaces [2]*linktest.Namespace
 	var ports [2]link.Port
-	macs := [2][6]byte{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}}
 	for i := range spaces {
 		spaces[i] = linktest.New(t)
 		ports[i] = spaces[i].Port(t, linktest.TAP{
@@ -438,7 +618,7 @@ func TestKernelNoAllocations(t *testing.T) {
 func BenchmarkKernelTCP(b *testing.B) {
 	for name, offload := range map[string]func(link.Port) link.Offload{"offload": whatItHas, "none": nothing} {
 		b.Run(name, func(b *testing.B) {
-			p := newPair(b, 1500, offload)
+			p := newPair(b, way{mtu: 1500, offload: offload})
 			const size = 256 << 20
 			b.SetBytes(size)
 			for b.Loop() {
@@ -450,7 +630,7 @@ func BenchmarkKernelTCP(b *testing.B) {
 
 // One byte there and back.
 func BenchmarkKernelRoundTrip(b *testing.B) {
-	p := newPair(b, 1500, whatItHas)
+	p := newPair(b, way{mtu: 1500, offload: whatItHas})
 	listener, err := p.spaces[1].Listen(server4)
 	require.NoError(b, err)
 	defer listener.Close()

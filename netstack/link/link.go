@@ -2,6 +2,9 @@
 // Ethernet frames in and out, whatever stands behind them (a TAP device with
 // virtio_net_hdr, a QEMU stream or datagram socket, an in-memory pipe).
 //
+// Use: NewTAP or Pipe makes a Port; Frame.Decode reads what comes from one, and
+// a Fitter makes it fit the Port that it goes to.
+//
 // It knows framings and offloads, nothing of addresses, policy or flows.
 package link
 

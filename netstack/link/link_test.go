@@ -27,11 +27,13 @@ var (
 
 var everything = Offload{Checksum: true, TSO4: true, TSO6: true, USO: true}
 
-// For what comes from other goroutines: long enough for any machine.
-const (
-	eventually = time.Minute
-	tick       = time.Millisecond
-)
+// await waits for what another goroutine or a kernel does; the test binary's
+// own timeout is the only limit.
+func await(done func() bool) {
+	for !done() {
+		time.Sleep(time.Millisecond)
+	}
+}
 
 // partial is a frame as a guest with offloads sends it: data's checksum is
 // left to be completed, and size, when not 0, is the segments'.

@@ -35,7 +35,7 @@ type pipe struct {
 type pipeEnd struct {
 	*pipe
 	in, out *queue
-	lent    []Frame // what the last ReadFrames handed out; its reader's own
+	lent    [][]byte // what the last ReadFrames handed out; its reader's own
 }
 
 // A queue is one direction. Its fields are under mu; counters are read by the
@@ -49,6 +49,8 @@ type queue struct {
 	bytes  int
 	closed bool
 
+	small, large [][]byte // free buffers
+
 	malformed, overflowed atomic.Uint64
 }
 
@@ -59,14 +61,14 @@ func newQueue() *queue {
 }
 
 func (e *pipeEnd) ReadFrames(frames []Frame) (int, error) {
-	for i := range e.lent {
-		giveBack(e.lent[i].Data)
-		e.lent[i].Data = nil
-	}
-	e.lent = e.lent[:0]
 	q := e.in
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	for _, buffer := range e.lent {
+		q.giveBack(buffer)
+	}
+	clear(e.lent)
+	e.lent = e.lent[:0]
 	for q.count == 0 && !q.closed {
 		q.more.Wait()
 	}
@@ -80,9 +82,9 @@ func (e *pipeEnd) ReadFrames(frames []Frame) (int, error) {
 		*slot = Frame{}
 		q.first = (q.first + 1) % pipeFrames
 		q.bytes -= len(frames[i].Data)
+		e.lent = append(e.lent, frames[i].Data)
 	}
 	q.count -= n
-	e.lent = append(e.lent, frames[:n]...)
 	return n, nil
 }
 
@@ -106,7 +108,7 @@ func (e *pipeEnd) WriteFrames(frames []Frame) (int, error) {
 		}
 		slot := &q.frames[(q.first+q.count)%pipeFrames]
 		*slot = *f
-		slot.Data = borrow(len(f.Data))
+		slot.Data = q.borrow(len(f.Data))
 		copy(slot.Data, f.Data)
 		q.count++
 		q.bytes += len(f.Data)
@@ -168,35 +170,39 @@ func (q *queue) close() {
 		return
 	}
 	q.closed = true
-	for i := range q.frames {
-		giveBack(q.frames[i].Data)
-		q.frames[i] = Frame{}
-	}
+	clear(q.frames[:])
+	q.small, q.large = nil, nil
 	q.count, q.bytes = 0, 0
 	q.more.Broadcast()
 }
 
 // Buffers of queued frames come in two sizes, an MTU's and a super-frame's, so
-// that small frames don't each pin 64 KiB.
-const smallBuffer = 2048
-
-var (
-	smallBuffers = sync.Pool{New: func() any { return new([smallBuffer]byte) }}
-	largeBuffers = sync.Pool{New: func() any { return new([MaxFrame]byte) }}
+// that small frames don't each pin 64 KiB, and a queue keeps a few of each that
+// are free: what a steady stream needs, not what the fullest moment needed.
+const (
+	smallBuffer = 2048
+	keepSmall   = 128
+	keepLarge   = 8
 )
 
-func borrow(size int) []byte {
-	if size <= smallBuffer {
-		return smallBuffers.Get().(*[smallBuffer]byte)[:size]
+func (q *queue) borrow(size int) []byte {
+	free, capacity := &q.small, smallBuffer
+	if size > smallBuffer {
+		free, capacity = &q.large, MaxFrame
 	}
-	return largeBuffers.Get().(*[MaxFrame]byte)[:size]
+	if n := len(*free); n > 0 {
+		buffer := (*free)[n-1]
+		*free = (*free)[:n-1]
+		return buffer[:size]
+	}
+	return make([]byte, size, capacity)
 }
 
-func giveBack(buffer []byte) {
-	switch cap(buffer) {
-	case smallBuffer:
-		smallBuffers.Put((*[smallBuffer]byte)(buffer[:smallBuffer]))
-	case MaxFrame:
-		largeBuffers.Put((*[MaxFrame]byte)(buffer[:MaxFrame]))
+func (q *queue) giveBack(buffer []byte) {
+	switch {
+	case cap(buffer) == smallBuffer && len(q.small) < keepSmall:
+		q.small = append(q.small, buffer)
+	case cap(buffer) == MaxFrame && len(q.large) < keepLarge:
+		q.large = append(q.large, buffer)
 	}
 }

@@ -59,11 +59,13 @@ type tapWriter struct {
 }
 
 // A reader's arena holds frames one behind the other, as many as come, as long
-// as a largest one still fits: two super-frames, or a batch of small ones. The
-// memory is touched only as far as frames have reached.
+// as a largest one still fits: two super-frames, or forty of 1500 bytes. A
+// device moves one frame for a system call, so a larger batch would gain
+// nothing and cost cache and, for each Machine, memory. What no frame has
+// reached is never touched.
 const (
 	slot      = headerLen + MaxFrame
-	arenaSize = 4 * 65568
+	arenaSize = 2 * ((slot + 63) &^ 63)
 )
 
 // maxMalformed bounds how many bad frames one turn of the reader skips, so

@@ -77,10 +77,10 @@ func TestTAPCloseInFlood(t *testing.T) {
 		_, err := port.ReadFrames(make([]Frame, 4))
 		read <- err
 	}()
-	require.Eventually(t, func() bool {
+	await(func() bool {
 		malformed, _ := port.Drops()
 		return malformed > 1000
-	}, eventually, tick)
+	})
 	require.NoError(t, port.Close())
 	assert.ErrorIs(t, <-read, ErrClosed)
 	close(stop)

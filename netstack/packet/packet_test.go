@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -484,6 +486,48 @@ func TestSplitUDP(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestSplitKeepsAbsentChecksum(t *testing.T) {
+	frame := packettest.UDP(a4, b4, packettest.Pattern(3000))
+	frame[40], frame[41] = 0, 0
+	info := decode(t, frame)
+	require.NoError(t, Split(frame, &info, 1000, make([]byte, 1100), func(segment []byte) bool {
+		return assert.Equal(t, []byte{0, 0}, segment[40:42])
+	}))
+}
+
+// Fragments from many goroutines at once, as from many ports: each datagram is
+// completed once.
+func TestReassemblerConcurrent(t *testing.T) {
+	const workers, datagrams = 4, 50
+	datagram := packettest.UDP(a4, b4, packettest.Pattern(392))
+	r := NewReassembler(Limits{Datagrams: datagrams})
+	var completed atomic.Int64
+	var group sync.WaitGroup
+	for worker := range workers {
+		group.Go(func() {
+			var info Info
+			for id := range datagrams {
+				from := worker * 104
+				to := min(from+104, 400)
+				fragment := fragmentOf(datagram, id, from, to, to < 400)
+				if !assert.NoError(t, Decode(fragment, &info)) {
+					return
+				}
+				whole, _, err := r.Add(time.Time{}, fragment, &info)
+				assert.NoError(t, err)
+				if whole != nil {
+					completed.Add(1)
+				}
+			}
+		})
+	}
+	group.Wait()
+	assert.Equal(t, int64(datagrams), completed.Load())
+	held, bytes := r.Held()
+	assert.Zero(t, held)
+	assert.Zero(t, bytes)
 }
 
 func TestSplitRefuses(t *testing.T) {

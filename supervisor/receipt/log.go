@@ -1,7 +1,6 @@
 package receipt
 
 import (
-	"bytes"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/sha256"
@@ -99,9 +98,6 @@ func open(dir, environmentID string, now func() time.Time) (_ *Log, err error) {
 	if l.key, err = loadKey(l.path(keyName), fresh); err != nil {
 		return nil, err
 	}
-	if err := l.writePublic(); err != nil {
-		return nil, &Error{"cannot write", l.path(publicName), err, next}
-	}
 	if fresh {
 		// Before the log: a log without a head is one whose head was taken.
 		if err := l.saveHead(newHead(environmentID, 0, zero, l.key)); err != nil {
@@ -115,6 +111,9 @@ func open(dir, environmentID string, now func() time.Time) (_ *Log, err error) {
 	}
 	if l.head.EnvironmentID != environmentID {
 		return nil, evidence(l.path(headName), &VerifyError{Problem: WrongEnvironment, Detail: fmt.Sprintf("the head is of %s, not of %s", l.head.EnvironmentID, environmentID)})
+	}
+	if err := l.publish(); err != nil {
+		return nil, err
 	}
 	flags := os.O_RDWR
 	if l.head.Count == 0 {
@@ -254,13 +253,13 @@ func (l *Log) append(kind string, body any) (Receipt, error) {
 	}
 	if err != nil {
 		// Take it back, so that what was not promised is not there either and
-		// the next one can be tried. If the head may have reached the disk, or
-		// the receipt can't be taken back, only Open can tell what is true.
+		// the next one can be tried, as on a full disk. Where that fails too,
+		// only Open can tell what is true.
 		undone := l.file.Truncate(l.size)
 		if undone == nil {
 			undone = l.file.Sync()
 		}
-		if undone == nil {
+		if there, unread := ReadHead(l.dir); undone == nil && (unread != nil || there != old) {
 			undone = l.saveHead(old)
 		}
 		if undone != nil {
@@ -434,15 +433,22 @@ func makeKey(path string) (ed25519.PrivateKey, error) {
 	return key, nil
 }
 
-// writePublic writes the public key, if it is not there already.
-func (l *Log) writePublic() error {
-	der, err := x509.MarshalPKIXPublicKey(l.Public())
-	if err != nil {
+// publish writes the public key beside the log, once.
+func (l *Log) publish() error {
+	path := l.path(publicName)
+	key, err := ReadPublicKey(l.dir)
+	switch {
+	case err == nil && !key.Equal(l.Public()):
+		return evidence(path, &VerifyError{Problem: ForeignKey, Detail: "it is not the public half of " + keyName})
+	case err == nil || !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	text := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
-	if old, err := os.ReadFile(l.path(publicName)); err == nil && bytes.Equal(old, text) {
-		return nil
+	der, err := x509.MarshalPKIXPublicKey(l.Public())
+	if err == nil {
+		err = durable.Replace(path, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o600)
 	}
-	return durable.Replace(l.path(publicName), text, 0o600)
+	if err != nil {
+		return &Error{"cannot write", path, err, "see that its directory can be written to and the disk is not full"}
+	}
+	return nil
 }
