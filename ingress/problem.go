@@ -31,13 +31,16 @@ type problem struct {
 	Port        int      `json:"port,omitempty"`
 	Reason      string   `json:"reason"`
 	Detail      string   `json:"detail"`
-	Error       string   `json:"error,omitempty"`
+	Cause       string   `json:"error,omitempty"`
 	Next        string   `json:"next,omitempty"`
 	Names       []string `json:"names,omitempty"` // those that there are
 }
 
 // Title is for people.
 func (p *problem) Title() string { return fmt.Sprintf("%d %s", p.Status, http.StatusText(p.Status)) }
+
+// Error lets a problem pass where only errors do.
+func (p *problem) Error() string { return p.Detail }
 
 // reasonOf tells the errors of a dial apart.
 func reasonOf(err error) (status int, reason string) {
@@ -60,7 +63,7 @@ func reasonOf(err error) (status int, reason string) {
 
 // backendProblem says that an endpoint's backend did not answer.
 func backendProblem(environment string, e Endpoint, err error) *problem {
-	p := &problem{Environment: environment, Endpoint: e.Name, Host: e.Host, Machine: e.Machine, Port: e.Port, Error: err.Error()}
+	p := &problem{Environment: environment, Endpoint: e.Name, Host: e.Host, Machine: e.Machine, Port: e.Port, Cause: err.Error()}
 	p.Status, p.Reason = reasonOf(err)
 	switch p.Reason {
 	case "refused":
@@ -125,7 +128,7 @@ func (p *problem) text() string {
 		row("Machine", fmt.Sprintf("%s, port %d", p.Machine, p.Port))
 	}
 	row("Reason", p.Reason)
-	row("Error", p.Error)
+	row("Error", p.Cause)
 	row("Names", strings.Join(p.Names, ", "))
 	if p.Next != "" {
 		fmt.Fprintf(&b, "\n%s\n", p.Next)

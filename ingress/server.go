@@ -172,7 +172,7 @@ func (s *Server) route(e Endpoint) *route {
 	}
 	return &route{endpoint: e, transport: transport, proxy: &httputil.ReverseProxy{
 		Transport:     transport,
-		Rewrite:       rewrite,
+		Rewrite:       func(p *httputil.ProxyRequest) { rewrite(p, e.Host) },
 		FlushInterval: -1, // events are sent when they happen
 		ErrorLog:      s.http.ErrorLog,
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
@@ -187,8 +187,8 @@ func (s *Server) route(e Endpoint) *route {
 
 // rewrite makes a client's request the backend's. What the client says of how
 // it was forwarded is dropped: at the edge there is nobody in front of us.
-func rewrite(p *httputil.ProxyRequest) {
-	p.Out.URL.Scheme, p.Out.URL.Host = "http", p.In.Host
+func rewrite(p *httputil.ProxyRequest, host string) {
+	p.Out.URL.Scheme, p.Out.URL.Host = "http", host // the pool's key
 	p.Out.Host = p.In.Host
 	for name := range p.Out.Header {
 		if name == "Forwarded" || name == "X-Real-Ip" || strings.HasPrefix(name, "X-Forwarded-") {

@@ -111,8 +111,8 @@ func New(spec Spec, options Options) (*Domain, error) {
 		return nil, err
 	}
 	d.stack = stack
-	d.gateway = &station{Attachment: Attachment{Machine: edgeName, MAC: options.GatewayMAC}, network: &hostNetwork,
-		stack: stack.Input, tally: &tally{}}
+	d.gateway = &station{Attachment: Attachment{Machine: edgeName, MAC: options.GatewayMAC}, domain: d,
+		network: &hostNetwork, stack: stack.Input, tally: &tally{}}
 	if err := d.Update(spec); err != nil {
 		stack.Close()
 		return nil, err
@@ -123,6 +123,13 @@ func New(spec Spec, options Options) (*Domain, error) {
 
 // now is the time since the Domain was made.
 func (d *Domain) now() time.Duration { return d.options.Clock.Now().Sub(d.epoch) }
+
+// current is the world as it is.
+func (d *Domain) current() *world {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.world
+}
 
 // keep expires what is idle and reports refusals until the Domain closes.
 func (d *Domain) keep() {
@@ -306,9 +313,7 @@ func (d *Domain) Attach(machine, network string, port link.Port) error {
 func (d *Domain) Detach(machine, network string) {
 	d.change.Lock()
 	defer d.change.Unlock()
-	d.mu.RLock()
-	s := d.world.stations[place{machine, network}]
-	d.mu.RUnlock()
+	s := d.current().stations[place{machine, network}]
 	if s == nil {
 		return
 	}
@@ -341,9 +346,7 @@ type Conditioner interface {
 // Impair gives the path's packets to c from now on; nil heals it. It does not
 // wait for packets that are with the former Conditioner. Errors: UnknownError.
 func (d *Domain) Impair(path string, c Conditioner) error {
-	d.mu.RLock()
-	p := d.world.paths[path]
-	d.mu.RUnlock()
+	p := d.current().paths[path]
 	if p == nil {
 		return &UnknownError{"path", path}
 	}
@@ -357,9 +360,7 @@ func (d *Domain) Impair(path string, c Conditioner) error {
 
 // Machine is who has an address, inside or public.
 func (d *Domain) Machine(addr netip.Addr) (name string, ok bool) {
-	d.mu.RLock()
-	o, ok := d.world.owners[addr.Unmap()]
-	d.mu.RUnlock()
+	o, ok := d.current().owners[addr.Unmap()]
 	if !ok || o.station == d.gateway || o.name == hostName {
 		return "", false
 	}

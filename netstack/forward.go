@@ -1,7 +1,9 @@
 package netstack
 
 import (
+	"net/netip"
 	"sync/atomic"
+	"time"
 
 	"vz.test/vz/netstack/flow"
 	"vz.test/vz/netstack/link"
@@ -31,7 +33,7 @@ type route struct {
 func (w *worker) enter(from *station, f *link.Frame) {
 	info := &w.info
 	if err := f.Decode(info); err != nil {
-		w.drop(from, why(err))
+		w.drop(from, reasonFor(err))
 		return
 	}
 	from.tally.received.add(info)
@@ -52,7 +54,7 @@ func (w *worker) enter(from *station, f *link.Frame) {
 	case info.Source != from.Address:
 		w.drop(from, policy.SpoofedAddress)
 		return
-	case group(from.network, info.Destination):
+	case group(info.Destination):
 		w.drop(from, policy.Multicast)
 		return
 	case packet.DestinationMAC(f.Data) != w.d.options.GatewayMAC:
@@ -88,7 +90,7 @@ func (w *worker) pass(from *station, f *link.Frame) {
 		}
 		whole, pieces = &link.Frame{Data: data}, largest
 		if err := whole.Decode(info); err != nil {
-			w.drop(from, why(err))
+			w.drop(from, reasonFor(err))
 			return
 		}
 	}
@@ -131,26 +133,39 @@ func dials(info *packet.Info) bool {
 	return info.Protocol == packet.ProtocolTCP && info.TCPFlags&mask == packet.SYN
 }
 
+// answers reports whether info can only belong to a flow that exists: a TCP
+// segment that opens no connection, an echo reply.
+func answers(info *packet.Info) bool {
+	if info.Protocol == packet.ProtocolTCP {
+		return !dials(info)
+	}
+	return info.ICMPEcho() && (info.ICMPType == packet.ICMPEchoReply || info.ICMPType == packet.ICMPv6EchoReply)
+}
+
 // open decides about the first packet of a flow. With Allowed, way is its
 // direction.
-func (d *Domain) open(now duration, from *station, key *flow.Key, info *packet.Info) (way *flow.Way[route], reason policy.Reason) {
+func (d *Domain) open(now time.Duration, from *station, key *flow.Key, info *packet.Info) (way *flow.Way[route], reason policy.Reason) {
 	d.mu.RLock() // until the flow is in the table, where Update finds it
 	defer d.mu.RUnlock()
 	f := &flow.Flow[route]{}
 	r := &f.Value
+	f.Ways[packet.Request].Key = *key
+	r.ends[packet.Request] = from
 	defer func() {
 		if way == nil {
 			d.release(f)
 		}
 	}()
 
-	destination := key.To()
+	destination, filtered := key.To(), false
 	if o := d.world.owners[destination.Addr()]; o.public {
-		m := d.enterNAT(from, key)
-		if m == nil {
-			return nil, policy.NATFiltered
+		// From outside to inside, with the sender's own public address as the
+		// peer: hairpin (RFC 4787, REQ-9).
+		if m := d.nat.Enter(key.Protocol, destination, from.Public); m != nil {
+			r.nat[packet.Response], destination = m, m.Inside
+		} else {
+			filtered, destination = true, netip.AddrPortFrom(o.station.Address, destination.Port())
 		}
-		r.nat[packet.Response], destination = m, m.Inside
 	}
 	var to owner
 	var p *path
@@ -162,7 +177,10 @@ func (d *Domain) open(now duration, from *station, key *flow.Key, info *packet.I
 	} else if to, p, reason = d.world.verdict(from, destination, key.Protocol); reason != policy.Allowed {
 		return nil, reason
 	}
-	if info.Protocol == packet.ProtocolTCP && !dials(info) || info.ICMPEcho() && key.SourcePort == 0 && key.DestinationPort != 0 {
+	if filtered {
+		return nil, policy.NATFiltered
+	}
+	if answers(info) {
 		return nil, policy.NoFlow
 	}
 	if to.station.stack == nil && to.station.port.Load() == nil {
@@ -178,24 +196,13 @@ func (d *Domain) open(now duration, from *station, key *flow.Key, info *packet.I
 		r.nat[packet.Request], source = m, m.Public
 	}
 	r.path.Store(p)
-	r.ends, r.to = [2]*station{from, to.station}, to.name
-	f.Ways[packet.Request].Key = *key
+	r.ends[packet.Response], r.to = to.station, to.name
 	f.Ways[packet.Response].Key = flow.NewKey(key.Protocol, destination, source)
 	if err := d.flows.Insert(now, &from.tally.owner, f); err != nil {
 		return nil, policy.FlowTableFull
 	}
 	p.opened.Add(1)
 	return &f.Ways[packet.Request], policy.Allowed
-}
-
-// enterNAT finds the mapping of a public address that from may use: hairpin,
-// with the sender's own public address as the peer (RFC 4787, REQ-9).
-func (d *Domain) enterNAT(from *station, key *flow.Key) *nat.Mapping {
-	peer := from.Public
-	if from == d.gateway {
-		peer = key.From().Addr()
-	}
-	return d.nat.Enter(key.Protocol, key.To(), peer)
 }
 
 // release gives back what a flow that ended, or never began, held of NAT.
@@ -205,7 +212,7 @@ func (d *Domain) release(f *flow.Flow[route]) {
 		d.nat.Release(m, f.Ways[packet.Request].Key.To().Addr())
 	}
 	if m := r.nat[packet.Response]; m != nil {
-		d.nat.Release(m, f.peer())
+		d.nat.Release(m, r.ends[packet.Request].Public)
 	}
 }
 
@@ -349,7 +356,7 @@ func (w *worker) impair(c Conditioner, p *path, way *flow.Way[route], to *statio
 			Direction: way.Direction(),
 			Flow: packet.FlowID{Serial: way.Flow().Serial, Source: from.Machine, Destination: way.Flow().Value.to,
 				Protocol: key.Protocol, DestinationPort: key.DestinationPort},
-			Info: info, Frame: segments[i].Data[:info.Length], To: &held{w.d, to},
+			Info: info, Frame: segments[i].Data[:info.Length], To: to,
 		}
 		switch c.Condition(&w.flight) {
 		case packet.Pass:
@@ -393,4 +400,70 @@ func (w *worker) send(to *station, f *link.Frame, info *packet.Info) {
 		w.queue(p, &fitting[i])
 	}
 	w.flush()
+}
+
+// sendFragments cuts a packet that is larger than the port's MTU.
+func (w *worker) sendFragments(to *station, p *port, f *link.Frame, info *packet.Info, mtu int) {
+	if f.NeedsChecksum {
+		if packet.CompleteChecksum(f.Data[:info.Length], int(f.ChecksumStart), int(f.ChecksumOffset)) != nil {
+			w.drop(to, policy.Malformed)
+			return
+		}
+		f.NeedsChecksum, info.PartialChecksum = false, false
+	}
+	w.flush() // keeps order, and each fragment is written before the next is made
+	err := packet.Fragment(f.Data, info, mtu, make([]byte, packet.EthernetLen+mtu), func(piece []byte) bool {
+		w.queue(p, &link.Frame{Data: piece})
+		w.flush()
+		return true
+	})
+	if err != nil {
+		w.drop(to, policy.Malformed)
+	}
+}
+
+// sendToStack hands a packet to the gateway's stack, which takes super-frames
+// of TCP but datagrams one by one.
+func (w *worker) sendToStack(to *station, f *link.Frame, info *packet.Info) {
+	if f.Segmentation != link.GSOUDP {
+		to.stack(f.Data, info)
+		return
+	}
+	datagrams, err := w.fitter.Fit(f, info, link.Offload{}, link.MaxFrame)
+	if err != nil {
+		w.drop(to, policy.Malformed)
+		return
+	}
+	for i := range datagrams {
+		if datagrams[i].Decode(&w.segment) == nil {
+			to.stack(datagrams[i].Data, &w.segment)
+		}
+	}
+}
+
+// fromStack takes what the gateway's stack sends.
+func (d *Domain) fromStack(frames []link.Frame) {
+	w := d.workers.Get().(*worker)
+	w.now = d.now()
+	for i := range frames {
+		if frames[i].Decode(&w.info) != nil {
+			w.drop(d.gateway, policy.Malformed)
+			continue
+		}
+		d.gateway.tally.received.add(&w.info)
+		w.pass(d.gateway, &frames[i])
+	}
+	w.flush()
+	d.workers.Put(w)
+}
+
+// Deliver sends a packet that a conditioner has held; s is a packet.Sink.
+func (s *station) Deliver(frame []byte) {
+	w := s.domain.workers.Get().(*worker)
+	f := link.Frame{Data: frame}
+	if f.Decode(&w.info) == nil {
+		w.send(s, &f, &w.info)
+	}
+	w.flush()
+	s.domain.workers.Put(w)
 }

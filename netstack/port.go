@@ -6,6 +6,7 @@ import (
 
 	"vz.test/vz/netstack/link"
 	"vz.test/vz/netstack/packet"
+	"vz.test/vz/netstack/policy"
 )
 
 // A port is a connected link.Port and the goroutine that reads it.
@@ -80,8 +81,8 @@ type worker struct {
 	outTo *port
 }
 
-// queue adds f to what goes to s in one write. f.Data stays valid until flush.
-func (w *worker) queue(s *station, p *port, f *link.Frame) {
+// queue adds f to what goes to p in one write. f.Data stays valid until flush.
+func (w *worker) queue(p *port, f *link.Frame) {
 	if w.outN == batch || w.outTo != p {
 		w.flush()
 		w.outTo = p
@@ -97,7 +98,7 @@ func (w *worker) flush() {
 	}
 	n, _ := w.outTo.link.WriteFrames(w.out[:w.outN])
 	if lost := w.outN - n; lost > 0 {
-		w.outTo.station.Load().tally.drops[portOverflow].Add(uint64(lost))
+		w.outTo.station.Load().tally.drops[policy.PortOverflow].Add(uint64(lost))
 	}
 	w.outN = 0
 }

@@ -43,8 +43,9 @@ type owner struct {
 // configured of it doesn't change.
 type station struct {
 	Attachment
+	domain  *Domain
 	network *Network
-	router  bool // DHCP makes the gateway this Machine's default router
+	router  bool                              // DHCP makes the gateway this Machine's default router
 	stack   func(f []byte, info *packet.Info) // the gateway's; else nil
 	tally   *tally
 
@@ -82,7 +83,7 @@ type path struct {
 	conditioner atomic.Pointer[Conditioner] // nil: not impaired
 
 	opened atomic.Uint64
-	lost   [2]atomic.Uint64 // by faults, by direction
+	lost   [2]atomic.Uint64                          // by faults, by direction
 	past   [2]struct{ packets, bytes atomic.Uint64 } // of flows that have ended
 }
 
@@ -116,7 +117,7 @@ func (d *Domain) compile(spec Spec, old *world) (*world, error) {
 	}
 	routers := routers(&spec, networks)
 	for _, a := range spec.Attachments {
-		s := w.add(old, &station{Attachment: a, network: networks[a.Network], router: routers[a.Machine] == a.Network})
+		s := w.add(old, &station{Attachment: a, domain: d, network: networks[a.Network], router: routers[a.Machine] == a.Network})
 		w.owners[a.Address] = owner{name: a.Machine, network: a.Network, station: s}
 		if a.Public.IsValid() {
 			w.owners[a.Public] = owner{name: a.Machine, network: a.Network, station: s, public: true}
@@ -124,7 +125,7 @@ func (d *Domain) compile(spec Spec, old *world) (*world, error) {
 	}
 	if spec.HostAddress.IsValid() {
 		s := w.add(old, &station{Attachment: Attachment{Machine: hostName, MAC: hostMAC, Address: spec.HostAddress},
-			network: &hostNetwork})
+			domain: d, network: &hostNetwork})
 		w.owners[spec.HostAddress] = owner{name: hostName, station: s}
 	}
 	return w, nil
@@ -170,10 +171,7 @@ func (w *world) path(name string) *path {
 func (w *world) verdict(from *station, destination netip.AddrPort, protocol uint8) (owner, *path, policy.Reason) {
 	to, known := w.owners[destination.Addr()]
 	if !known || to.name == hostName {
-		if !w.inside(destination.Addr()) {
-			return to, nil, policy.EgressOffline
-		}
-		return to, nil, policy.NoRoute
+		return to, nil, w.unknown(destination.Addr())
 	}
 	key := policy.Key{From: from.Machine, To: to.name, Network: from.Network, Protocol: protocol}
 	if protocol == policy.TCP || protocol == policy.UDP {
@@ -192,19 +190,23 @@ func (w *world) verdict(from *station, destination netip.AddrPort, protocol uint
 	return to, w.paths[name], policy.Allowed
 }
 
-// inside reports whether an address could be somebody's in the Environment.
-func (w *world) inside(addr netip.Addr) bool {
+// unknown is why nothing goes to an address that nobody has.
+func (w *world) unknown(addr netip.Addr) policy.Reason {
 	for _, n := range w.spec.Networks {
-		if n.Prefix.Contains(addr) {
-			return true
+		switch {
+		case !n.Prefix.Contains(addr):
+		case n.Prefix.Bits() < 31 && (addr == n.Prefix.Masked().Addr() || !n.Prefix.Contains(addr.Next())):
+			return policy.Multicast // the network's broadcast addresses
+		default:
+			return policy.NoRoute
 		}
 	}
 	for _, p := range edgeRanges {
 		if p.Contains(addr) {
-			return true
+			return policy.NoRoute
 		}
 	}
-	return false
+	return policy.EgressOffline
 }
 
 // edgeRanges are reserved for edges (RFC 5737).

@@ -6,7 +6,7 @@ time=${1:-20s}
 cd "$(dirname "$0")/.."
 fuzz_one() {
   package=$1 target=$2 log=$(mktemp)
-  if go test -run '^$' -fuzz "^$target\$" -fuzztime "$3" -fuzzminimizetime 1s -parallel 1 "$package" >"$log" 2>&1; then
+  if go test -run '^$' -fuzz "^$target\$" -fuzztime "$3" -fuzzminimizetime 10x -parallel 1 "$package" >"$log" 2>&1; then
     printf 'fuzz  %-45s %-24s ok (%s)\n' "$package" "$target" "$3"
   else
     cat "$log"

@@ -144,7 +144,7 @@ func (s *Supervisor) boot(ctx context.Context, op *operation, definition *config
 	}
 	done("", nil)
 
-	notes := instance.Notes()
+	notes := slices.Concat(s.options.Notes, instance.Notes())
 	for _, n := range configured.GetNotes() {
 		notes = append(notes, machines.Note{Capability: n.GetCapability(), Reason: n.GetReason()})
 	}

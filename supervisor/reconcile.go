@@ -289,9 +289,10 @@ func (s *Supervisor) takeDown(ctx context.Context, op *operation, grace time.Dur
 	return err
 }
 
-// Delete takes everything of the Environment away, and the supervisor ends.
-// What was deleted has no state left; a crash in the middle leaves it marked,
-// and the next delete finishes.
+// Delete takes everything of the Environment away but its directory, and the
+// supervisor ends: it may write nowhere else, so that the directory is for the
+// client to remove (client.Delete). A crash in the middle leaves the record
+// marked, and the next delete finishes.
 func (s *Supervisor) Delete(ctx context.Context, send func(*vzv1.Event) error) error {
 	op, done, err := s.begin(ctx, "delete", send)
 	if err != nil {
@@ -323,15 +324,6 @@ func (s *Supervisor) delete(ctx context.Context, op *operation) (*vzv1.ReceiptHe
 	if err := s.receipt("lifecycle", lifecycle{Operation: "delete", Result: "deleted"}); err != nil {
 		return nil, err
 	}
-	head := headMessage(s.receipts.Head())
-	done := op.step("environment.remove", "")
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// The lock goes with the directory; Remove lets go of it.
-	if err := s.registry.Remove(s.record.ProjectID, s.id, s.owner); err != nil {
-		return nil, done("", err)
-	}
-	s.gone = true
-	done("", nil)
-	return head, nil
+	s.deleted = true
+	return headMessage(s.receipts.Head()), nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -112,7 +113,8 @@ func (s *Supervisor) liveCounters(e *vzv1.Environment, domain *netstack.Domain) 
 			}
 			p := ports[i]
 			a.Connected = p.Connected
-			a.Counters = &vzv1.PortCounters{RxPackets: p.RxPackets, RxBytes: p.RxBytes, TxPackets: p.TxPackets, TxBytes: p.TxBytes, Dropped: p.Dropped}
+			a.Counters = &vzv1.PortCounters{RxPackets: p.ReceivedFrames, RxBytes: p.ReceivedBytes, TxPackets: p.SentFrames,
+				TxBytes: p.SentBytes, Dropped: p.Malformed + p.Overflowed}
 		}
 	}
 	for _, n := range e.GetNetworks() {
@@ -124,11 +126,16 @@ func (s *Supervisor) liveCounters(e *vzv1.Environment, domain *netstack.Domain) 
 		}
 		slices.Sort(n.Machines)
 	}
-	stats := domain.PathStats()
-	for _, p := range e.GetPaths() {
-		if i := slices.IndexFunc(stats, func(st netstack.PathStat) bool { return st.Path == p.GetName() }); i >= 0 {
-			p.Flows, p.Packets, p.Bytes = stats[i].Flows, stats[i].Packets, stats[i].Bytes
-		}
+	stats := map[string]netstack.PathInfo{}
+	for _, p := range domain.PathStats() {
+		stats[p.Name] = p
+	}
+	for _, m := range e.GetPaths() {
+		p := stats[m.GetName()]
+		m.Flows, m.OpenFlows = p.Opened, uint64(p.Open)
+		m.Packets = p.Request.Packets + p.Response.Packets
+		m.Bytes = p.Request.Bytes + p.Response.Bytes
+		m.Lost, m.Impaired = p.LostRequest+p.LostResponse, p.Impaired
 	}
 }
 
@@ -379,7 +386,7 @@ func (s *Supervisor) Refusals(context.Context) (*vzv1.ListRefusalsResponse, erro
 	}
 	response := new(vzv1.ListRefusalsResponse)
 	for _, d := range n.domain.Drops() {
-		response.Drops = append(response.Drops, &vzv1.DropCount{Machine: d.Machine, Network: d.Network, Reason: d.Reason.String(), Packets: d.Packets})
+		response.Drops = append(response.Drops, &vzv1.DropCount{Machine: d.Machine, Network: d.Network, Reason: d.Reason.String(), Packets: d.Count})
 	}
 	for _, r := range n.domain.Refusals() {
 		response.Refusals = append(response.Refusals, refusalMessage(r))
@@ -496,13 +503,35 @@ func headMessage(h receipt.Head) *vzv1.ReceiptHead {
 }
 
 func refusalMessage(r netstack.Refusal) *vzv1.Refusal {
-	return &vzv1.Refusal{At: timestamppb.New(r.At), Machine: r.Machine, Network: r.Network, Protocol: r.Protocol,
-		Source: r.Source, Destination: r.Destination, Reason: r.Reason.String(), Explanation: r.Explanation, Count: r.Count}
+	destination := r.Destination.String()
+	if r.Destination.Port() == 0 {
+		destination = r.Destination.Addr().String()
+	}
+	return &vzv1.Refusal{At: timestamppb.New(r.Last), FirstAt: timestamppb.New(r.First), Machine: r.Machine, Network: r.Network,
+		Protocol: protocolName(r.Protocol), Destination: destination, DestinationName: r.Name,
+		Reason: r.Reason.String(), Explanation: r.Reason.Explain(), Count: r.Count}
+}
+
+func protocolName(number uint8) string {
+	switch number {
+	case 1:
+		return "icmp"
+	case 6:
+		return "tcp"
+	case 17:
+		return "udp"
+	}
+	return strconv.Itoa(int(number))
 }
 
 func flowMessage(f netstack.FlowInfo) *vzv1.Flow {
-	return &vzv1.Flow{Id: f.ID, Path: f.Path, Protocol: f.Protocol, Source: f.Source.String(), Destination: f.Destination.String(),
-		SourceMachine: f.SourceMachine, DestinationMachine: f.DestinationMachine, State: f.State}
+	m := &vzv1.Flow{Id: f.Serial, Path: f.Path, Protocol: protocolName(f.Protocol), Source: f.From.String(), Destination: f.To.String(),
+		SourceMachine: f.Source, DestinationMachine: f.Destination, State: f.State,
+		PacketsForward: f.Request.Packets, BytesForward: f.Request.Bytes, PacketsReturn: f.Response.Packets, BytesReturn: f.Response.Bytes}
+	if f.Public.IsValid() {
+		m.TranslatedSource = f.Public.String()
+	}
+	return m
 }
 
 func faultSpec(r *vzv1.StartFaultRequest) faults.Spec {

@@ -16,6 +16,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"sync"
 	"time"
@@ -43,15 +44,19 @@ const apiGrace = 5 * time.Second
 
 // Options are what a supervisor is told when it starts.
 type Options struct {
-	Registry      *registry.Registry
-	EnvironmentID string
-	Driver        machines.Driver
+	Registry *registry.Registry
+	// Owner is the lock of the Environment that is to be supervised, held by
+	// the caller until Run has returned.
+	Owner *registry.Owner
+	// Listener is the Environment's socket (Owner.Listen). Run closes it.
+	Listener *net.UnixListener
+	Driver   machines.Driver
 	// DriverGone is closed when the driver can do nothing any more (its
 	// launcher died, and every Machine with it). Then the supervisor records
 	// that and ends. May be nil.
 	DriverGone <-chan struct{}
-	Agent      string // path of the vz-guest binary
-	UID        int    // the owner, who alone is served
+	Agent      string          // path of the vz-guest binary
+	Notes      []machines.Note // what could not be had for the supervisor itself
 	Version    string
 	Log        *slog.Logger
 	// Ready is called once, when the API answers.
@@ -63,7 +68,6 @@ type Supervisor struct {
 	options  Options
 	id       string
 	registry *registry.Registry
-	owner    *registry.Owner
 	driver   machines.Driver
 	log      *slog.Logger
 	events   *events
@@ -79,32 +83,28 @@ type Supervisor struct {
 	network    *network
 	domain     *netstack.Domain
 	definition *config.Definition
+	deleted    bool // nothing is left but the directory, which is the client's to remove
 
 	mu         sync.Mutex
 	record     *registry.Record // what is on disk, but for a write under way
 	live       map[string]*live // by Machine name
 	executions map[string]*execution
 	queries    ring[*vzv1.DNSQuery]
-	gone       bool // the Environment was deleted
 }
 
 // Run is a supervisor's life. It returns nil after a stop, a delete or the end
 // of ctx, at which every Machine is stopped.
 func Run(ctx context.Context, o Options) error {
-	owner, err := o.Registry.Own(ctx, o.EnvironmentID)
-	if err != nil {
-		return err
-	}
-	defer owner.Close()
-	record, err := o.Registry.Record(o.EnvironmentID)
+	id := o.Owner.Environment()
+	record, err := o.Registry.Record(id)
 	if err != nil {
 		return err
 	}
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	s := &Supervisor{
-		options: o, id: o.EnvironmentID, registry: o.Registry, owner: owner, driver: o.Driver, log: o.Log,
-		events: newEvents(o.EnvironmentID), began: time.Now(), end: end, work: make(chan struct{}, 1),
+		options: o, id: id, registry: o.Registry, driver: o.Driver, log: o.Log,
+		events: newEvents(id), began: time.Now(), end: end, work: make(chan struct{}, 1),
 		record: record, live: map[string]*live{}, executions: map[string]*execution{},
 		queries: ring[*vzv1.DNSQuery]{limit: 256},
 	}
@@ -119,22 +119,17 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 
-	l, err := owner.Listen()
-	if err != nil {
-		return err
-	}
 	socket := s.registry.SocketPath(s.id)
 	self, err := registry.Self(socket, o.Version)
 	if err == nil {
 		err = s.update(func(r *registry.Record) { r.Supervisor = self })
 	}
 	if err != nil {
-		l.Close()
 		return err
 	}
 	served := make(chan error, 1)
 	go func() {
-		served <- api.Serve(ctx, api.Private(l, o.UID, func(uid int) {
+		served <- api.Serve(ctx, api.Private(o.Listener, o.Registry.UID(), func(uid int) {
 			s.log.Warn("refused a client of another user", "uid", uid)
 		}), s, apiGrace)
 	}()
@@ -160,14 +155,10 @@ func (s *Supervisor) leave() {
 	if err := s.takeDown(context.Background(), op, stopGrace); err != nil {
 		s.log.Error("taking the Environment down", "error", err)
 	}
-	s.mu.Lock()
-	gone := s.gone
-	s.mu.Unlock()
-	if gone {
-		return
-	}
 	s.update(func(r *registry.Record) {
-		if r.State != registry.Stopped && r.State != registry.Failed && r.State != registry.Created {
+		switch r.State {
+		case registry.Stopped, registry.Failed, registry.Created, registry.Deleting:
+		default:
 			r.State, r.Message = registry.Stopped, ""
 		}
 	})
@@ -228,10 +219,6 @@ func (s *Supervisor) snapshot() *registry.Record {
 // is never ahead of what it would find after a crash.
 func (s *Supervisor) update(change func(*registry.Record)) error {
 	s.mu.Lock()
-	if s.gone {
-		s.mu.Unlock()
-		return nil
-	}
 	next := s.record.Clone()
 	change(next)
 	if err := s.registry.Save(next); err != nil {
@@ -278,7 +265,7 @@ func (s *Supervisor) begin(ctx context.Context, name string, send func(*vzv1.Eve
 	case <-ctx.Done():
 		return nil, nil, context.Cause(ctx)
 	}
-	if s.gone {
+	if s.deleted {
 		<-s.work
 		return nil, nil, api.NewProblem(connect.CodeNotFound, "the Environment was deleted", "", "")
 	}

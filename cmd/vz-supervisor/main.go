@@ -105,19 +105,33 @@ func run(f flags, log *slog.Logger, ready func()) error {
 	if _, err := os.Stat(f.Agent); err != nil {
 		return fmt.Errorf("the guest agent is missing: %w", err)
 	}
-	// The launcher is started first: it keeps the privileges that this process
+	// The owner lock comes before everything: its holder alone may end what an
+	// earlier supervisor left.
+	owner, err := r.Own(ctx, f.EnvironmentID)
+	if err != nil {
+		return err
+	}
+	defer owner.Close()
+	listener, err := owner.Listen()
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	// The launcher is started next: it keeps the privileges that this process
 	// gives up before it reads a byte of a guest's.
-	client, err := launcher.Start(launcher.Options{EnvironmentID: f.EnvironmentID, StateDir: r.EnvironmentDir(f.EnvironmentID),
-		Hidden: []string{r.Root()}, Agent: f.Agent, Log: os.Stderr})
+	dir := r.EnvironmentDir(f.EnvironmentID)
+	client, err := launcher.Start(ctx, launcher.Options{
+		EnvironmentID: f.EnvironmentID, StateDir: dir, Hidden: []string{r.Root()}, Agent: f.Agent, Log: os.Stderr})
 	if err != nil {
 		return fmt.Errorf("starting the launcher: %w", err)
 	}
 	defer client.Close()
-	if err := launcher.Confine(r.Root(), r.RuntimeDir()); err != nil {
+	notes, err := launcher.Confine(dir, r.RuntimeDir())
+	if err != nil {
 		return fmt.Errorf("giving up privileges: %w", err)
 	}
 	return supervisor.Run(ctx, supervisor.Options{
-		Registry: r, EnvironmentID: f.EnvironmentID, Driver: namespace.New(client), DriverGone: client.Done(),
-		Agent: f.Agent, UID: r.UID(), Version: version.Version(), Log: log, Ready: ready,
+		Registry: r, Owner: owner, Listener: listener, Driver: namespace.New(client), DriverGone: client.Done(),
+		Agent: f.Agent, Notes: notes, Version: version.Version(), Log: log, Ready: ready,
 	})
 }

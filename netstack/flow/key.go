@@ -34,6 +34,12 @@ func KeyOf(info *packet.Info) Key {
 	return k
 }
 
+// NewKey is the Key of packets from one address and port to another.
+func NewKey(protocol uint8, from, to netip.AddrPort) Key {
+	return Key{Source: from.Addr().As16(), Destination: to.Addr().As16(),
+		SourcePort: from.Port(), DestinationPort: to.Port(), Protocol: protocol}
+}
+
 // Reverse is the Key of an answer.
 func (k Key) Reverse() Key {
 	return Key{Source: k.Destination, Destination: k.Source,

@@ -207,18 +207,23 @@ func (r *Reassembler) Add(now time.Time, frame []byte, info *Info) (whole []byte
 	if d.refused {
 		return nil, 0, ErrOverlap
 	}
-	if err := d.check(frame, info, r.limits.Pieces); err != nil {
+	start := info.L3 + int(frame[info.L3]&15)*4 // Payload is behind the first one's transport header
+	data := frame[start:info.Length]
+	if err := d.check(data, info, r.limits.Pieces); err != nil {
 		if err == errDuplicate {
 			return nil, 0, nil
 		}
 		r.refuse(d)
 		return nil, 0, err
 	}
-	if err := r.room(d, info.Length-info.Payload+pieceOverhead); err != nil {
+	if err := r.room(d, len(data)+pieceOverhead); err != nil {
 		r.refuse(d)
 		return nil, 0, err
 	}
-	r.insert(d, frame, info)
+	r.insert(d, data, info)
+	if info.FragmentOffset == 0 {
+		d.header = bytes.Clone(frame[:start])
+	}
 	if d.end == 0 || d.have != d.end || d.header == nil {
 		return nil, 0, nil
 	}
@@ -340,10 +345,8 @@ func (r *Reassembler) remove(d *datagram) {
 
 var errDuplicate = errors.New("packet: duplicate fragment")
 
-// check says why a fragment can't join d.
-func (d *datagram) check(frame []byte, info *Info, pieces int) error {
-	start := info.L3 + int(frame[info.L3]&15)*4
-	data := frame[start:info.Length]
+// check says why a fragment with data can't join d.
+func (d *datagram) check(data []byte, info *Info, pieces int) error {
 	offset, end := int(info.FragmentOffset), int(info.FragmentOffset)+len(data)
 	if offset == 0 && info.L4 == 0 {
 		switch info.Protocol {
@@ -373,9 +376,8 @@ func (d *datagram) check(frame []byte, info *Info, pieces int) error {
 	return nil
 }
 
-func (r *Reassembler) insert(d *datagram, frame []byte, info *Info) {
-	start := info.L3 + int(frame[info.L3]&15)*4
-	data := bytes.Clone(frame[start:info.Length])
+func (r *Reassembler) insert(d *datagram, data []byte, info *Info) {
+	data = bytes.Clone(data)
 	offset := int(info.FragmentOffset)
 	i := sort.Search(len(d.pieces), func(i int) bool { return d.pieces[i].offset >= offset })
 	d.pieces = append(d.pieces, piece{})
@@ -383,9 +385,6 @@ func (r *Reassembler) insert(d *datagram, frame []byte, info *Info) {
 	d.pieces[i] = piece{offset, data}
 	d.have += len(data)
 	d.largest = max(d.largest, info.Length-info.L3)
-	if offset == 0 {
-		d.header = bytes.Clone(frame[:start])
-	}
 	if !info.MoreFragments {
 		d.end = offset + len(data)
 	}

@@ -346,6 +346,39 @@ func TestDecrementTTL(t *testing.T) {
 	}
 }
 
+func TestSetTransportChecksum(t *testing.T) {
+	for _, want := range [][]byte{
+		packettest.TCP(a4, b4, 1, 2, ACK, []byte("odd")),
+		packettest.UDP(a6, b6, []byte("some")),
+		packettest.ICMP(a4.Addr(), b4.Addr(), ICMPEcho, 0, 7, []byte("ping")),
+		packettest.ICMP(a6.Addr(), b6.Addr(), ICMPv6Echo, 0, 7, []byte("ping")),
+		packettest.IP(a4.Addr(), b4.Addr(), 132, []byte("SCTP is left alone")),
+	} {
+		frame := bytes.Clone(want)
+		info := decode(t, frame)
+		if offset, _, ok := checksumOffset(info.Protocol); ok {
+			frame[info.L4+offset] ^= 0x55
+		}
+		info.PartialChecksum = info.L4 != 0
+		SetTransportChecksum(frame, &info)
+		assert.Equal(t, want, frame)
+		assert.False(t, info.PartialChecksum)
+	}
+}
+
+func TestMACText(t *testing.T) {
+	var mac MAC
+	require.NoError(t, mac.UnmarshalText([]byte("02:00:00:00:00:0a")))
+	assert.Equal(t, MAC(packettest.A), mac)
+	text, err := mac.MarshalText()
+	require.NoError(t, err)
+	assert.Equal(t, "02:00:00:00:00:0a", string(text))
+	assert.Error(t, mac.UnmarshalText([]byte("02:00:00:00:00")))
+	assert.Error(t, mac.UnmarshalText([]byte("02:00:00:00:00:0a:0b:0c")))
+	assert.True(t, Broadcast.Multicast())
+	assert.False(t, mac.Multicast())
+}
+
 func TestCompleteChecksumRefuses(t *testing.T) {
 	assert.ErrorIs(t, CompleteChecksum(make([]byte, 20), 10, 9), ErrLength)
 	assert.ErrorIs(t, CompleteChecksum(make([]byte, 20), -1, 9), ErrLength)

@@ -202,5 +202,8 @@ func Delete(ctx context.Context, r *registry.Registry, s *registry.Selection, on
 	if err != nil {
 		return nil, err
 	}
-	return end.GetReceiptHead(), ended(ctx, r, s.EnvironmentID)
+	if err := ended(ctx, r, s.EnvironmentID); err != nil {
+		return nil, err
+	}
+	return end.GetReceiptHead(), r.Remove(s.ProjectID, s.EnvironmentID, nil)
 }

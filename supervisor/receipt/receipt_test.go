@@ -282,9 +282,12 @@ func TestOpenRecovers(t *testing.T) {
 		"half-written new head":      {func(t *testing.T, dir string, _ []byte, _ Head) { write(t, dir, headName+".new", "{") }, 3, "lifecycle", ""},
 		"public key missing":         {func(t *testing.T, dir string, _ []byte, _ Head) { remove(t, dir, publicName) }, 3, "lifecycle", ""},
 
-		"promised line torn":   {func(t *testing.T, dir string, log []byte, _ Head) { cut(t, dir, log, 9) }, 0, "", Torn},
-		"promised line gone":   {func(t *testing.T, dir string, log []byte, _ Head) { cut(t, dir, log, len(splitLines(log)[2])) }, 0, "", CutOff},
-		"promised bit flipped": {func(t *testing.T, dir string, log []byte, _ Head) { log[bytes.Index(log, []byte("lifecycle"))] ^= 1; write(t, dir, logName, string(log)) }, 0, "", WrongHash},
+		"promised line torn": {func(t *testing.T, dir string, log []byte, _ Head) { cut(t, dir, log, 9) }, 0, "", Torn},
+		"promised line gone": {func(t *testing.T, dir string, log []byte, _ Head) { cut(t, dir, log, len(splitLines(log)[2])) }, 0, "", CutOff},
+		"promised bit flipped": {func(t *testing.T, dir string, log []byte, _ Head) {
+			log[bytes.Index(log, []byte("lifecycle"))] ^= 1
+			write(t, dir, logName, string(log))
+		}, 0, "", WrongHash},
 		"head set back by two": {func(t *testing.T, dir string, log []byte, _ Head) {
 			key, err := loadKey(filepath.Join(dir, keyName), false)
 			require.NoError(t, err)

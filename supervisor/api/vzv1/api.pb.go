@@ -1402,8 +1402,11 @@ type Path struct {
 	Ports         []string               `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
 	Implicit      bool                   `protobuf:"varint,7,opt,name=implicit,proto3" json:"implicit,omitempty"`
 	Flows         uint64                 `protobuf:"varint,8,opt,name=flows,proto3" json:"flows,omitempty"` // opened since up
-	Packets       uint64                 `protobuf:"varint,9,opt,name=packets,proto3" json:"packets,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,10,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	OpenFlows     uint64                 `protobuf:"varint,9,opt,name=open_flows,json=openFlows,proto3" json:"open_flows,omitempty"`
+	Packets       uint64                 `protobuf:"varint,10,opt,name=packets,proto3" json:"packets,omitempty"` // both directions
+	Bytes         uint64                 `protobuf:"varint,11,opt,name=bytes,proto3" json:"bytes,omitempty"`     // of IP
+	Lost          uint64                 `protobuf:"varint,12,opt,name=lost,proto3" json:"lost,omitempty"`       // packets, by faults
+	Impaired      bool                   `protobuf:"varint,13,opt,name=impaired,proto3" json:"impaired,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1494,6 +1497,13 @@ func (x *Path) GetFlows() uint64 {
 	return 0
 }
 
+func (x *Path) GetOpenFlows() uint64 {
+	if x != nil {
+		return x.OpenFlows
+	}
+	return 0
+}
+
 func (x *Path) GetPackets() uint64 {
 	if x != nil {
 		return x.Packets
@@ -1506,6 +1516,20 @@ func (x *Path) GetBytes() uint64 {
 		return x.Bytes
 	}
 	return 0
+}
+
+func (x *Path) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *Path) GetImpaired() bool {
+	if x != nil {
+		return x.Impaired
+	}
+	return false
 }
 
 type Endpoint struct {
@@ -1748,19 +1772,21 @@ func (x *Flow) GetTranslatedSource() string {
 	return ""
 }
 
+// Refusal is one kind of attempt that was refused, and how often it was made.
 type Refusal struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
-	Machine       string                 `protobuf:"bytes,2,opt,name=machine,proto3" json:"machine,omitempty"`
-	Network       string                 `protobuf:"bytes,3,opt,name=network,proto3" json:"network,omitempty"`
-	Protocol      string                 `protobuf:"bytes,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	Source        string                 `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
-	Destination   string                 `protobuf:"bytes,6,opt,name=destination,proto3" json:"destination,omitempty"`
-	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`           // of the closed list
-	Explanation   string                 `protobuf:"bytes,8,opt,name=explanation,proto3" json:"explanation,omitempty"` // one sentence, with what to declare
-	Count         uint64                 `protobuf:"varint,9,opt,name=count,proto3" json:"count,omitempty"`            // how often since up
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	At              *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"` // the latest
+	FirstAt         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=first_at,json=firstAt,proto3" json:"first_at,omitempty"`
+	Machine         string                 `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"` // who tried
+	Network         string                 `protobuf:"bytes,4,opt,name=network,proto3" json:"network,omitempty"` // from where
+	Protocol        string                 `protobuf:"bytes,5,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Destination     string                 `protobuf:"bytes,6,opt,name=destination,proto3" json:"destination,omitempty"`                                // address, with the port where there is one
+	DestinationName string                 `protobuf:"bytes,7,opt,name=destination_name,json=destinationName,proto3" json:"destination_name,omitempty"` // a Machine, endpoint:NAME, gateway, or empty
+	Reason          string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`                                          // of the closed list
+	Explanation     string                 `protobuf:"bytes,9,opt,name=explanation,proto3" json:"explanation,omitempty"`                                // one sentence, with what to declare
+	Count           uint64                 `protobuf:"varint,10,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Refusal) Reset() {
@@ -1800,6 +1826,13 @@ func (x *Refusal) GetAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Refusal) GetFirstAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstAt
+	}
+	return nil
+}
+
 func (x *Refusal) GetMachine() string {
 	if x != nil {
 		return x.Machine
@@ -1821,16 +1854,16 @@ func (x *Refusal) GetProtocol() string {
 	return ""
 }
 
-func (x *Refusal) GetSource() string {
+func (x *Refusal) GetDestination() string {
 	if x != nil {
-		return x.Source
+		return x.Destination
 	}
 	return ""
 }
 
-func (x *Refusal) GetDestination() string {
+func (x *Refusal) GetDestinationName() string {
 	if x != nil {
-		return x.Destination
+		return x.DestinationName
 	}
 	return ""
 }
@@ -4515,7 +4548,7 @@ const file_vz_v1_api_proto_rawDesc = "" +
 	"\agateway\x18\x04 \x01(\tR\agateway\x12\x10\n" +
 	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12\x16\n" +
 	"\x06refuse\x18\x06 \x01(\tR\x06refuse\x12\x1a\n" +
-	"\bmachines\x18\a \x03(\tR\bmachines\"\xec\x01\n" +
+	"\bmachines\x18\a \x03(\tR\bmachines\"\xbb\x02\n" +
 	"\x04Path\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
@@ -4524,10 +4557,14 @@ const file_vz_v1_api_proto_rawDesc = "" +
 	"\bprotocol\x18\x05 \x01(\tR\bprotocol\x12\x14\n" +
 	"\x05ports\x18\x06 \x03(\tR\x05ports\x12\x1a\n" +
 	"\bimplicit\x18\a \x01(\bR\bimplicit\x12\x14\n" +
-	"\x05flows\x18\b \x01(\x04R\x05flows\x12\x18\n" +
-	"\apackets\x18\t \x01(\x04R\apackets\x12\x14\n" +
-	"\x05bytes\x18\n" +
-	" \x01(\x04R\x05bytes\"\xd8\x01\n" +
+	"\x05flows\x18\b \x01(\x04R\x05flows\x12\x1d\n" +
+	"\n" +
+	"open_flows\x18\t \x01(\x04R\topenFlows\x12\x18\n" +
+	"\apackets\x18\n" +
+	" \x01(\x04R\apackets\x12\x14\n" +
+	"\x05bytes\x18\v \x01(\x04R\x05bytes\x12\x12\n" +
+	"\x04lost\x18\f \x01(\x04R\x04lost\x12\x1a\n" +
+	"\bimpaired\x18\r \x01(\bR\bimpaired\"\xd8\x01\n" +
 	"\bEndpoint\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x18\n" +
@@ -4551,17 +4588,19 @@ const file_vz_v1_api_proto_rawDesc = "" +
 	" \x01(\x04R\fbytesForward\x12%\n" +
 	"\x0epackets_return\x18\v \x01(\x04R\rpacketsReturn\x12!\n" +
 	"\fbytes_return\x18\f \x01(\x04R\vbytesReturn\x12+\n" +
-	"\x11translated_source\x18\r \x01(\tR\x10translatedSource\"\x8f\x02\n" +
+	"\x11translated_source\x18\r \x01(\tR\x10translatedSource\"\xd9\x02\n" +
 	"\aRefusal\x12*\n" +
-	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x18\n" +
-	"\amachine\x18\x02 \x01(\tR\amachine\x12\x18\n" +
-	"\anetwork\x18\x03 \x01(\tR\anetwork\x12\x1a\n" +
-	"\bprotocol\x18\x04 \x01(\tR\bprotocol\x12\x16\n" +
-	"\x06source\x18\x05 \x01(\tR\x06source\x12 \n" +
-	"\vdestination\x18\x06 \x01(\tR\vdestination\x12\x16\n" +
-	"\x06reason\x18\a \x01(\tR\x06reason\x12 \n" +
-	"\vexplanation\x18\b \x01(\tR\vexplanation\x12\x14\n" +
-	"\x05count\x18\t \x01(\x04R\x05count\"q\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x125\n" +
+	"\bfirst_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\afirstAt\x12\x18\n" +
+	"\amachine\x18\x03 \x01(\tR\amachine\x12\x18\n" +
+	"\anetwork\x18\x04 \x01(\tR\anetwork\x12\x1a\n" +
+	"\bprotocol\x18\x05 \x01(\tR\bprotocol\x12 \n" +
+	"\vdestination\x18\x06 \x01(\tR\vdestination\x12)\n" +
+	"\x10destination_name\x18\a \x01(\tR\x0fdestinationName\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12 \n" +
+	"\vexplanation\x18\t \x01(\tR\vexplanation\x12\x14\n" +
+	"\x05count\x18\n" +
+	" \x01(\x04R\x05count\"q\n" +
 	"\tDropCount\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x18\n" +
 	"\anetwork\x18\x02 \x01(\tR\anetwork\x12\x16\n" +
@@ -4915,105 +4954,106 @@ var file_vz_v1_api_proto_depIdxs = []int32{
 	64, // 18: vz.v1.Capabilities.notes:type_name -> vz.guest.v1.Note
 	17, // 19: vz.v1.Attachment.counters:type_name -> vz.v1.PortCounters
 	63, // 20: vz.v1.Refusal.at:type_name -> google.protobuf.Timestamp
-	63, // 21: vz.v1.DNSQuery.at:type_name -> google.protobuf.Timestamp
-	63, // 22: vz.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	28, // 23: vz.v1.Fault.spec:type_name -> vz.v1.FaultSpec
-	63, // 24: vz.v1.Fault.armed_at:type_name -> google.protobuf.Timestamp
-	63, // 25: vz.v1.Fault.healed_at:type_name -> google.protobuf.Timestamp
-	31, // 26: vz.v1.Fault.effect:type_name -> vz.v1.FaultEffect
-	29, // 27: vz.v1.FaultSpec.latency:type_name -> vz.v1.LatencySpec
-	30, // 28: vz.v1.FaultSpec.loss:type_name -> vz.v1.LossSpec
-	28, // 29: vz.v1.StartFaultRequest.spec:type_name -> vz.v1.FaultSpec
-	63, // 30: vz.v1.Receipt.at:type_name -> google.protobuf.Timestamp
-	63, // 31: vz.v1.Event.at:type_name -> google.protobuf.Timestamp
-	38, // 32: vz.v1.Event.progress:type_name -> vz.v1.Progress
-	10, // 33: vz.v1.Event.environment:type_name -> vz.v1.Environment
-	13, // 34: vz.v1.Event.machine:type_name -> vz.v1.Machine
-	25, // 35: vz.v1.Event.process:type_name -> vz.v1.Process
-	27, // 36: vz.v1.Event.fault:type_name -> vz.v1.Fault
-	22, // 37: vz.v1.Event.refusal:type_name -> vz.v1.Refusal
-	35, // 38: vz.v1.Event.receipt:type_name -> vz.v1.Receipt
-	24, // 39: vz.v1.Event.query:type_name -> vz.v1.DNSQuery
-	3,  // 40: vz.v1.Progress.status:type_name -> vz.v1.Progress.Status
-	39, // 41: vz.v1.Progress.error:type_name -> vz.v1.Error
-	36, // 42: vz.v1.Progress.receipt_head:type_name -> vz.v1.ReceiptHead
-	10, // 43: vz.v1.Progress.environment:type_name -> vz.v1.Environment
-	40, // 44: vz.v1.Error.unsupported:type_name -> vz.v1.UnsupportedCapability
-	13, // 45: vz.v1.ListMachinesResponse.machines:type_name -> vz.v1.Machine
-	65, // 46: vz.v1.ExecRequest.input:type_name -> vz.guest.v1.ExecRequest
-	66, // 47: vz.v1.ExecResponse.output:type_name -> vz.guest.v1.ExecResponse
-	37, // 48: vz.v1.ExecResponse.progress:type_name -> vz.v1.Event
-	18, // 49: vz.v1.ListNetworksResponse.networks:type_name -> vz.v1.Network
-	19, // 50: vz.v1.ListPathsResponse.paths:type_name -> vz.v1.Path
-	20, // 51: vz.v1.ListEndpointsResponse.endpoints:type_name -> vz.v1.Endpoint
-	21, // 52: vz.v1.ListFlowsResponse.flows:type_name -> vz.v1.Flow
-	23, // 53: vz.v1.ListRefusalsResponse.drops:type_name -> vz.v1.DropCount
-	22, // 54: vz.v1.ListRefusalsResponse.refusals:type_name -> vz.v1.Refusal
-	24, // 55: vz.v1.ListQueriesResponse.queries:type_name -> vz.v1.DNSQuery
-	27, // 56: vz.v1.ListFaultsResponse.faults:type_name -> vz.v1.Fault
-	25, // 57: vz.v1.ListProcessesResponse.processes:type_name -> vz.v1.Process
-	26, // 58: vz.v1.ListExecutionsResponse.executions:type_name -> vz.v1.Execution
-	35, // 59: vz.v1.ListReceiptsResponse.receipts:type_name -> vz.v1.Receipt
-	36, // 60: vz.v1.ListReceiptsResponse.head:type_name -> vz.v1.ReceiptHead
-	5,  // 61: vz.v1.EnvironmentService.Get:input_type -> vz.v1.GetEnvironmentRequest
-	6,  // 62: vz.v1.EnvironmentService.Watch:input_type -> vz.v1.WatchEnvironmentRequest
-	9,  // 63: vz.v1.EnvironmentService.Reconcile:input_type -> vz.v1.ReconcileRequest
-	7,  // 64: vz.v1.EnvironmentService.Stop:input_type -> vz.v1.StopEnvironmentRequest
-	8,  // 65: vz.v1.EnvironmentService.Delete:input_type -> vz.v1.DeleteEnvironmentRequest
-	41, // 66: vz.v1.MachineService.Get:input_type -> vz.v1.GetMachineRequest
-	42, // 67: vz.v1.MachineService.List:input_type -> vz.v1.ListMachinesRequest
-	44, // 68: vz.v1.MachineService.Start:input_type -> vz.v1.StartMachineRequest
-	45, // 69: vz.v1.MachineService.Stop:input_type -> vz.v1.StopMachineRequest
-	46, // 70: vz.v1.MachineService.Exec:input_type -> vz.v1.ExecRequest
-	41, // 71: vz.v1.MachineService.GetCapabilities:input_type -> vz.v1.GetMachineRequest
-	4,  // 72: vz.v1.NetworkService.ListNetworks:input_type -> vz.v1.ListRequest
-	4,  // 73: vz.v1.NetworkService.ListPaths:input_type -> vz.v1.ListRequest
-	4,  // 74: vz.v1.NetworkService.ListEndpoints:input_type -> vz.v1.ListRequest
-	4,  // 75: vz.v1.NetworkService.ListFlows:input_type -> vz.v1.ListRequest
-	4,  // 76: vz.v1.NetworkService.ListRefusals:input_type -> vz.v1.ListRequest
-	4,  // 77: vz.v1.NetworkService.ListQueries:input_type -> vz.v1.ListRequest
-	32, // 78: vz.v1.FaultService.Start:input_type -> vz.v1.StartFaultRequest
-	33, // 79: vz.v1.FaultService.Get:input_type -> vz.v1.GetFaultRequest
-	4,  // 80: vz.v1.FaultService.List:input_type -> vz.v1.ListRequest
-	34, // 81: vz.v1.FaultService.Heal:input_type -> vz.v1.HealFaultRequest
-	55, // 82: vz.v1.ProcessService.List:input_type -> vz.v1.ListProcessesRequest
-	57, // 83: vz.v1.ProcessService.Logs:input_type -> vz.v1.ProcessLogsRequest
-	4,  // 84: vz.v1.ExecutionService.List:input_type -> vz.v1.ListRequest
-	59, // 85: vz.v1.ExecutionService.Cancel:input_type -> vz.v1.CancelExecutionRequest
-	61, // 86: vz.v1.ReceiptService.List:input_type -> vz.v1.ListReceiptsRequest
-	4,  // 87: vz.v1.ReceiptService.Head:input_type -> vz.v1.ListRequest
-	10, // 88: vz.v1.EnvironmentService.Get:output_type -> vz.v1.Environment
-	37, // 89: vz.v1.EnvironmentService.Watch:output_type -> vz.v1.Event
-	37, // 90: vz.v1.EnvironmentService.Reconcile:output_type -> vz.v1.Event
-	37, // 91: vz.v1.EnvironmentService.Stop:output_type -> vz.v1.Event
-	37, // 92: vz.v1.EnvironmentService.Delete:output_type -> vz.v1.Event
-	13, // 93: vz.v1.MachineService.Get:output_type -> vz.v1.Machine
-	43, // 94: vz.v1.MachineService.List:output_type -> vz.v1.ListMachinesResponse
-	37, // 95: vz.v1.MachineService.Start:output_type -> vz.v1.Event
-	37, // 96: vz.v1.MachineService.Stop:output_type -> vz.v1.Event
-	47, // 97: vz.v1.MachineService.Exec:output_type -> vz.v1.ExecResponse
-	15, // 98: vz.v1.MachineService.GetCapabilities:output_type -> vz.v1.Capabilities
-	48, // 99: vz.v1.NetworkService.ListNetworks:output_type -> vz.v1.ListNetworksResponse
-	49, // 100: vz.v1.NetworkService.ListPaths:output_type -> vz.v1.ListPathsResponse
-	50, // 101: vz.v1.NetworkService.ListEndpoints:output_type -> vz.v1.ListEndpointsResponse
-	51, // 102: vz.v1.NetworkService.ListFlows:output_type -> vz.v1.ListFlowsResponse
-	52, // 103: vz.v1.NetworkService.ListRefusals:output_type -> vz.v1.ListRefusalsResponse
-	53, // 104: vz.v1.NetworkService.ListQueries:output_type -> vz.v1.ListQueriesResponse
-	27, // 105: vz.v1.FaultService.Start:output_type -> vz.v1.Fault
-	27, // 106: vz.v1.FaultService.Get:output_type -> vz.v1.Fault
-	54, // 107: vz.v1.FaultService.List:output_type -> vz.v1.ListFaultsResponse
-	27, // 108: vz.v1.FaultService.Heal:output_type -> vz.v1.Fault
-	56, // 109: vz.v1.ProcessService.List:output_type -> vz.v1.ListProcessesResponse
-	67, // 110: vz.v1.ProcessService.Logs:output_type -> vz.guest.v1.LogChunk
-	58, // 111: vz.v1.ExecutionService.List:output_type -> vz.v1.ListExecutionsResponse
-	60, // 112: vz.v1.ExecutionService.Cancel:output_type -> vz.v1.CancelExecutionResponse
-	62, // 113: vz.v1.ReceiptService.List:output_type -> vz.v1.ListReceiptsResponse
-	36, // 114: vz.v1.ReceiptService.Head:output_type -> vz.v1.ReceiptHead
-	88, // [88:115] is the sub-list for method output_type
-	61, // [61:88] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	63, // 21: vz.v1.Refusal.first_at:type_name -> google.protobuf.Timestamp
+	63, // 22: vz.v1.DNSQuery.at:type_name -> google.protobuf.Timestamp
+	63, // 23: vz.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	28, // 24: vz.v1.Fault.spec:type_name -> vz.v1.FaultSpec
+	63, // 25: vz.v1.Fault.armed_at:type_name -> google.protobuf.Timestamp
+	63, // 26: vz.v1.Fault.healed_at:type_name -> google.protobuf.Timestamp
+	31, // 27: vz.v1.Fault.effect:type_name -> vz.v1.FaultEffect
+	29, // 28: vz.v1.FaultSpec.latency:type_name -> vz.v1.LatencySpec
+	30, // 29: vz.v1.FaultSpec.loss:type_name -> vz.v1.LossSpec
+	28, // 30: vz.v1.StartFaultRequest.spec:type_name -> vz.v1.FaultSpec
+	63, // 31: vz.v1.Receipt.at:type_name -> google.protobuf.Timestamp
+	63, // 32: vz.v1.Event.at:type_name -> google.protobuf.Timestamp
+	38, // 33: vz.v1.Event.progress:type_name -> vz.v1.Progress
+	10, // 34: vz.v1.Event.environment:type_name -> vz.v1.Environment
+	13, // 35: vz.v1.Event.machine:type_name -> vz.v1.Machine
+	25, // 36: vz.v1.Event.process:type_name -> vz.v1.Process
+	27, // 37: vz.v1.Event.fault:type_name -> vz.v1.Fault
+	22, // 38: vz.v1.Event.refusal:type_name -> vz.v1.Refusal
+	35, // 39: vz.v1.Event.receipt:type_name -> vz.v1.Receipt
+	24, // 40: vz.v1.Event.query:type_name -> vz.v1.DNSQuery
+	3,  // 41: vz.v1.Progress.status:type_name -> vz.v1.Progress.Status
+	39, // 42: vz.v1.Progress.error:type_name -> vz.v1.Error
+	36, // 43: vz.v1.Progress.receipt_head:type_name -> vz.v1.ReceiptHead
+	10, // 44: vz.v1.Progress.environment:type_name -> vz.v1.Environment
+	40, // 45: vz.v1.Error.unsupported:type_name -> vz.v1.UnsupportedCapability
+	13, // 46: vz.v1.ListMachinesResponse.machines:type_name -> vz.v1.Machine
+	65, // 47: vz.v1.ExecRequest.input:type_name -> vz.guest.v1.ExecRequest
+	66, // 48: vz.v1.ExecResponse.output:type_name -> vz.guest.v1.ExecResponse
+	37, // 49: vz.v1.ExecResponse.progress:type_name -> vz.v1.Event
+	18, // 50: vz.v1.ListNetworksResponse.networks:type_name -> vz.v1.Network
+	19, // 51: vz.v1.ListPathsResponse.paths:type_name -> vz.v1.Path
+	20, // 52: vz.v1.ListEndpointsResponse.endpoints:type_name -> vz.v1.Endpoint
+	21, // 53: vz.v1.ListFlowsResponse.flows:type_name -> vz.v1.Flow
+	23, // 54: vz.v1.ListRefusalsResponse.drops:type_name -> vz.v1.DropCount
+	22, // 55: vz.v1.ListRefusalsResponse.refusals:type_name -> vz.v1.Refusal
+	24, // 56: vz.v1.ListQueriesResponse.queries:type_name -> vz.v1.DNSQuery
+	27, // 57: vz.v1.ListFaultsResponse.faults:type_name -> vz.v1.Fault
+	25, // 58: vz.v1.ListProcessesResponse.processes:type_name -> vz.v1.Process
+	26, // 59: vz.v1.ListExecutionsResponse.executions:type_name -> vz.v1.Execution
+	35, // 60: vz.v1.ListReceiptsResponse.receipts:type_name -> vz.v1.Receipt
+	36, // 61: vz.v1.ListReceiptsResponse.head:type_name -> vz.v1.ReceiptHead
+	5,  // 62: vz.v1.EnvironmentService.Get:input_type -> vz.v1.GetEnvironmentRequest
+	6,  // 63: vz.v1.EnvironmentService.Watch:input_type -> vz.v1.WatchEnvironmentRequest
+	9,  // 64: vz.v1.EnvironmentService.Reconcile:input_type -> vz.v1.ReconcileRequest
+	7,  // 65: vz.v1.EnvironmentService.Stop:input_type -> vz.v1.StopEnvironmentRequest
+	8,  // 66: vz.v1.EnvironmentService.Delete:input_type -> vz.v1.DeleteEnvironmentRequest
+	41, // 67: vz.v1.MachineService.Get:input_type -> vz.v1.GetMachineRequest
+	42, // 68: vz.v1.MachineService.List:input_type -> vz.v1.ListMachinesRequest
+	44, // 69: vz.v1.MachineService.Start:input_type -> vz.v1.StartMachineRequest
+	45, // 70: vz.v1.MachineService.Stop:input_type -> vz.v1.StopMachineRequest
+	46, // 71: vz.v1.MachineService.Exec:input_type -> vz.v1.ExecRequest
+	41, // 72: vz.v1.MachineService.GetCapabilities:input_type -> vz.v1.GetMachineRequest
+	4,  // 73: vz.v1.NetworkService.ListNetworks:input_type -> vz.v1.ListRequest
+	4,  // 74: vz.v1.NetworkService.ListPaths:input_type -> vz.v1.ListRequest
+	4,  // 75: vz.v1.NetworkService.ListEndpoints:input_type -> vz.v1.ListRequest
+	4,  // 76: vz.v1.NetworkService.ListFlows:input_type -> vz.v1.ListRequest
+	4,  // 77: vz.v1.NetworkService.ListRefusals:input_type -> vz.v1.ListRequest
+	4,  // 78: vz.v1.NetworkService.ListQueries:input_type -> vz.v1.ListRequest
+	32, // 79: vz.v1.FaultService.Start:input_type -> vz.v1.StartFaultRequest
+	33, // 80: vz.v1.FaultService.Get:input_type -> vz.v1.GetFaultRequest
+	4,  // 81: vz.v1.FaultService.List:input_type -> vz.v1.ListRequest
+	34, // 82: vz.v1.FaultService.Heal:input_type -> vz.v1.HealFaultRequest
+	55, // 83: vz.v1.ProcessService.List:input_type -> vz.v1.ListProcessesRequest
+	57, // 84: vz.v1.ProcessService.Logs:input_type -> vz.v1.ProcessLogsRequest
+	4,  // 85: vz.v1.ExecutionService.List:input_type -> vz.v1.ListRequest
+	59, // 86: vz.v1.ExecutionService.Cancel:input_type -> vz.v1.CancelExecutionRequest
+	61, // 87: vz.v1.ReceiptService.List:input_type -> vz.v1.ListReceiptsRequest
+	4,  // 88: vz.v1.ReceiptService.Head:input_type -> vz.v1.ListRequest
+	10, // 89: vz.v1.EnvironmentService.Get:output_type -> vz.v1.Environment
+	37, // 90: vz.v1.EnvironmentService.Watch:output_type -> vz.v1.Event
+	37, // 91: vz.v1.EnvironmentService.Reconcile:output_type -> vz.v1.Event
+	37, // 92: vz.v1.EnvironmentService.Stop:output_type -> vz.v1.Event
+	37, // 93: vz.v1.EnvironmentService.Delete:output_type -> vz.v1.Event
+	13, // 94: vz.v1.MachineService.Get:output_type -> vz.v1.Machine
+	43, // 95: vz.v1.MachineService.List:output_type -> vz.v1.ListMachinesResponse
+	37, // 96: vz.v1.MachineService.Start:output_type -> vz.v1.Event
+	37, // 97: vz.v1.MachineService.Stop:output_type -> vz.v1.Event
+	47, // 98: vz.v1.MachineService.Exec:output_type -> vz.v1.ExecResponse
+	15, // 99: vz.v1.MachineService.GetCapabilities:output_type -> vz.v1.Capabilities
+	48, // 100: vz.v1.NetworkService.ListNetworks:output_type -> vz.v1.ListNetworksResponse
+	49, // 101: vz.v1.NetworkService.ListPaths:output_type -> vz.v1.ListPathsResponse
+	50, // 102: vz.v1.NetworkService.ListEndpoints:output_type -> vz.v1.ListEndpointsResponse
+	51, // 103: vz.v1.NetworkService.ListFlows:output_type -> vz.v1.ListFlowsResponse
+	52, // 104: vz.v1.NetworkService.ListRefusals:output_type -> vz.v1.ListRefusalsResponse
+	53, // 105: vz.v1.NetworkService.ListQueries:output_type -> vz.v1.ListQueriesResponse
+	27, // 106: vz.v1.FaultService.Start:output_type -> vz.v1.Fault
+	27, // 107: vz.v1.FaultService.Get:output_type -> vz.v1.Fault
+	54, // 108: vz.v1.FaultService.List:output_type -> vz.v1.ListFaultsResponse
+	27, // 109: vz.v1.FaultService.Heal:output_type -> vz.v1.Fault
+	56, // 110: vz.v1.ProcessService.List:output_type -> vz.v1.ListProcessesResponse
+	67, // 111: vz.v1.ProcessService.Logs:output_type -> vz.guest.v1.LogChunk
+	58, // 112: vz.v1.ExecutionService.List:output_type -> vz.v1.ListExecutionsResponse
+	60, // 113: vz.v1.ExecutionService.Cancel:output_type -> vz.v1.CancelExecutionResponse
+	62, // 114: vz.v1.ReceiptService.List:output_type -> vz.v1.ListReceiptsResponse
+	36, // 115: vz.v1.ReceiptService.Head:output_type -> vz.v1.ReceiptHead
+	89, // [89:116] is the sub-list for method output_type
+	62, // [62:89] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_vz_v1_api_proto_init() }
