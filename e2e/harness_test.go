@@ -105,6 +105,16 @@ func newWorldOf(t *testing.T, uid int, definition *config.Definition) *world {
 	return w
 }
 
+// sub runs a part of the test, which fails by itself.
+func (w *world) sub(name string, part func(t *testing.T)) {
+	w.t.Run(name, func(t *testing.T) {
+		whole := w.t
+		w.t = t
+		defer func() { w.t = whole }()
+		part(t)
+	})
+}
+
 func (w *world) state() string   { return w.dir + "/state" }
 func (w *world) runtime() string { return w.dir + "/run" }
 

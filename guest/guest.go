@@ -180,8 +180,12 @@ func (s *Session) Configure(ctx context.Context, request *wire.ConfigureRequest)
 func (s *Session) Exec(ctx context.Context, in func() (*wire.ExecRequest, error), out func(*wire.ExecResponse) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stream := s.client.Exec(ctx)
+	// HTTP/2's transport does not see the end of ctx while it waits for more of
+	// the request, so the request has to end as well.
+	stop := context.AfterFunc(ctx, func() { stream.CloseRequest() })
 	defer func() {
 		cancel(nil) // first: closing a stream that has not ended reads what is left of it
+		stop()
 		stream.CloseResponse()
 	}()
 	go func() {

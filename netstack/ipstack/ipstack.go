@@ -110,16 +110,20 @@ func (s *Stack) RemoveAddress(addr netip.Addr) error {
 
 // Input takes one IP packet out of a frame that was decoded into info; a TCP
 // super-frame is one packet. It keeps nothing of frame. A partial checksum
-// (info.PartialChecksum) is taken for right, a complete one is verified.
+// (info.PartialChecksum) is taken for right, as it never left this machine; a
+// complete one is verified here, and a packet with a wrong one is dropped.
+//
+// It can't be left to gVisor: that asks the NIC's capabilities, once for all
+// packets (nic.DeliverNetworkPacket overwrites RXChecksumValidated), so the
+// endpoint says that it has verified them.
 func (s *Stack) Input(frame []byte, info *packet.Info) {
 	to := s.link.dispatcher
-	if to == nil || info.IPv6() {
+	if to == nil || info.IPv6() || !info.PartialChecksum && !packet.VerifyTransport(frame, info) {
 		return
 	}
 	p := stack.NewPacketBuffer(stack.PacketBufferOptions{
 		Payload: buffer.MakeWithData(frame[info.L3:info.Length]),
 	})
-	p.RXChecksumValidated = info.PartialChecksum
 	to.DeliverNetworkPacket(ipv4.ProtocolNumber, p)
 	p.DecRef()
 }
@@ -177,19 +181,22 @@ func describe(p *stack.PacketBuffer, f *link.Frame) {
 	}
 }
 
-func (e *endpoint) MTU() uint32                                  { return uint32(e.config.MTU) }
-func (e *endpoint) SetMTU(uint32)                                {}
-func (e *endpoint) MaxHeaderLength() uint16                      { return 0 }
-func (e *endpoint) LinkAddress() tcpip.LinkAddress               { return "" }
-func (e *endpoint) SetLinkAddress(tcpip.LinkAddress)             {}
-func (e *endpoint) Capabilities() stack.LinkEndpointCapabilities { return 0 }
-func (e *endpoint) IsAttached() bool                             { return e.dispatcher != nil }
-func (e *endpoint) Wait()                                        {}
-func (e *endpoint) ARPHardwareType() header.ARPHardwareType      { return header.ARPHardwareNone }
-func (e *endpoint) AddHeader(*stack.PacketBuffer)                {}
-func (e *endpoint) ParseHeader(*stack.PacketBuffer) bool         { return true }
-func (e *endpoint) Close()                                       {}
-func (e *endpoint) SetOnCloseAction(func())                      {}
+func (e *endpoint) MTU() uint32                             { return uint32(e.config.MTU) }
+func (e *endpoint) SetMTU(uint32)                           {}
+func (e *endpoint) MaxHeaderLength() uint16                 { return 0 }
+func (e *endpoint) LinkAddress() tcpip.LinkAddress          { return "" }
+func (e *endpoint) SetLinkAddress(tcpip.LinkAddress)        {}
+func (e *endpoint) IsAttached() bool                        { return e.dispatcher != nil }
+func (e *endpoint) Wait()                                   {}
+func (e *endpoint) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
+func (e *endpoint) AddHeader(*stack.PacketBuffer)           {}
+func (e *endpoint) ParseHeader(*stack.PacketBuffer) bool    { return true }
+func (e *endpoint) Close()                                  {}
+func (e *endpoint) SetOnCloseAction(func())                 {}
+
+func (e *endpoint) Capabilities() stack.LinkEndpointCapabilities {
+	return stack.CapabilityRXChecksumOffload // see Input
+}
 
 // TXChecksumOffload is not among the capabilities: with it, gVisor's SYN,ACKs
 // leave without a checksum and without saying so.

@@ -218,6 +218,14 @@ func onHost(word string) []string {
 	return found
 }
 
+// there waits until a process of the host has word in its command line: a shell
+// that starts one in the background does not wait for it.
+func there(word string) {
+	for len(onHost(word)) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // gone waits until no process of the host has word in its command line; a hang
 // is the test binary's own timeout.
 func gone(word string) {
@@ -598,7 +606,7 @@ func testKill(t *testing.T) {
 	i := b.boot(b.spec("web"))
 	word := fmt.Sprintf("31%d.%d", os.Getpid(), serial)
 	newShell(t, i).ok("sleep " + word + " >/dev/null 2>&1 & setsid sleep " + word + " >/dev/null 2>&1 &")
-	assert.NotEmpty(t, onHost(word))
+	there(word)
 	assert.NoError(t, i.Err())
 	require.NoError(t, i.Kill(time.Minute))
 	<-i.Done()
@@ -628,6 +636,7 @@ func testLauncherDies(t *testing.T) {
 			i := b.boot(b.spec("web"))
 			word := fmt.Sprintf("32%d.%d", os.Getpid(), serial)
 			newShell(t, i).ok("setsid sleep " + word + " >/dev/null 2>&1 &")
+			there(word)
 			switch how {
 			case "closed":
 				require.NoError(t, b.client.Close())
@@ -711,10 +720,11 @@ func testSupervisorDies(t *testing.T) {
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { cmd.Process.Kill() })
 	line := make([]byte, 3)
 	_, err = io.ReadFull(out, line)
 	require.NoError(t, err)
-	require.NotEmpty(t, onHost(word))
+	there(word)
 	require.NotEmpty(t, launchers(b.opts.StateDir))
 
 	require.NoError(t, cmd.Process.Kill())
@@ -738,6 +748,7 @@ func TestLeftover(t *testing.T) {
 	i := b.boot(b.spec("web"))
 	word := fmt.Sprintf("34%d.%d", os.Getpid(), serial)
 	newShell(t, i).ok("setsid sleep " + word + " >/dev/null 2>&1 &")
+	there(word)
 	b.start()
 	assert.Empty(t, onHost(word))
 	assert.Len(t, launchers(b.opts.StateDir), 1)
@@ -881,6 +892,7 @@ func asUser(t *testing.T, mode string, args ...string) string {
 	cmd.Dir = home
 	cmd.Env = append(os.Environ(), "HOME="+home, "TMPDIR="+home, "VZ_TEST_MODE="+mode, "XDG_RUNTIME_DIR=")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	cmd.WaitDelay = 10 * time.Second // what it left behind must not hang this one
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	out, err := cmd.CombinedOutput()
