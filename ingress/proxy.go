@@ -106,6 +106,7 @@ func NewProxy(config ProxyConfig) *Proxy {
 		Transport: p.carrier,
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Host = fold(r.In.URL.Hostname()) // the pool's key; Out.Host stays as it was
+			r.Out.URL.RawQuery = r.In.URL.RawQuery
 		},
 		FlushInterval: -1,
 		ErrorLog:      p.http.ErrorLog,
@@ -240,6 +241,7 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 			problem.write(w, r)
 			return
 		}
+		http.NewResponseController(w).EnableFullDuplex() // as at the edge
 		p.plain.ServeHTTP(w, r)
 	default:
 		p.own(w, r)

@@ -122,8 +122,11 @@ func NewServer(config Config) *Server {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	errorLog := slog.NewLogLogger(config.Log.Handler(), slog.LevelDebug) // handshakes that fail, mostly
 	s.http = http.Server{
-		Handler:           http.HandlerFunc(s.handle),
-		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.certificate},
+		Handler: http.HandlerFunc(s.handle),
+		// h2 must stand here: where Serve comes before ServeTLS, net/http sets
+		// up HTTP/2 only for a configuration that has it, once and for all, and
+		// would then offer it to TLS clients without serving it.
+		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.certificate, NextProtos: []string{"h2", "http/1.1"}},
 		ReadHeaderTimeout: headerTimeout, IdleTimeout: clientIdle, MaxHeaderBytes: maxHeaderBytes,
 		BaseContext: func(net.Listener) context.Context { return s.ctx },
 		ErrorLog:    errorLog,
@@ -190,6 +193,7 @@ func (s *Server) route(e Endpoint) *route {
 func rewrite(p *httputil.ProxyRequest, host string) {
 	p.Out.URL.Scheme, p.Out.URL.Host = "http", host // the pool's key
 	p.Out.Host = p.In.Host
+	p.Out.URL.RawQuery = p.In.URL.RawQuery // what Go can't parse too: it is the backend's to read
 	for name := range p.Out.Header {
 		if name == "Forwarded" || name == "X-Real-Ip" || strings.HasPrefix(name, "X-Forwarded-") {
 			delete(p.Out.Header, name)
@@ -247,6 +251,10 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 	case r.TLS == nil && route.endpoint.Kind == KindHTTPS:
 		http.Redirect(w, r, "https://"+host+r.URL.RequestURI(), http.StatusPermanentRedirect)
 	default:
+		// A backend may answer while the body comes. Without this, HTTP/1.1
+		// drops what is left of the body when the answer begins; HTTP/2 has no
+		// need of it, and says that it can't.
+		http.NewResponseController(w).EnableFullDuplex()
 		route.proxy.ServeHTTP(w, r)
 	}
 }

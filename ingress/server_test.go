@@ -191,9 +191,7 @@ func TestHandshakesForNoEndpoint(t *testing.T) {
 	e := newEdge(t, http.NotFoundHandler())
 	for _, name := range []string{"other.test", "", "plain.test", "198.51.100.2", "www.shop.test", "example.com"} {
 		_, err := tls.Dial("tcp", e.tls, &tls.Config{ServerName: name, InsecureSkipVerify: true})
-		var alert tls.AlertError
-		require.ErrorAs(t, err, &alert, name)
-		assert.EqualValues(t, 112, alert, "unrecognized_name") // RFC 6066, 3
+		assert.ErrorContains(t, err, "remote error: tls: unrecognized name", name)
 	}
 	conn, err := tls.Dial("tcp", e.tls, &tls.Config{ServerName: "SHOP.TEST", RootCAs: e.roots()})
 	require.NoError(t, err)

@@ -64,7 +64,7 @@ func (w *worker) refuse(from *station, f *link.Frame, why policy.Reason) {
 		if refuse != Drop {
 			w.reset(from, f)
 		}
-	case policy.Multicast, policy.NATFiltered, policy.NATPortsFull, policy.FlowTableFull:
+	case policy.Multicast, policy.NATPortsFull, policy.FlowTableFull:
 	default:
 		switch {
 		case refuse == Drop:

@@ -226,8 +226,12 @@ func (d *Domain) revise(next *world, f *flow.Flow[route]) {
 		}
 		return
 	}
-	to, allowed, why := next.verdict(r.ends[packet.Request], destination, f.Ways[packet.Request].Key.Protocol)
-	if why != policy.Allowed || to.name != r.to {
+	from := r.ends[packet.Request]
+	if from == d.gateway { // see open
+		from, destination = r.ends[packet.Response], f.Ways[packet.Request].Key.From()
+	}
+	_, allowed, why := next.verdict(from, destination, f.Ways[packet.Request].Key.Protocol)
+	if why != policy.Allowed {
 		d.flows.Remove(f)
 		return
 	}

@@ -86,7 +86,8 @@ func TestRefused(t *testing.T) {
 		why   policy.Reason
 		named string
 	}{
-		{client, "10.10.0.2:80", syscall.ECONNREFUSED, policy.NoPath, "web"},
+		{client, "10.10.0.2:80", syscall.ECONNREFUSED, policy.OtherNetwork, "web"},
+		{webFront, "10.10.0.4:80", syscall.ECONNREFUSED, policy.NoPath, "client"},
 		{webBack, "10.20.0.3:5433", syscall.EHOSTUNREACH, policy.PortNotDeclared, "db"},
 		{webBack, "10.20.0.3:5432", syscall.EHOSTUNREACH, policy.UnreachableMachine, "db"},
 		{webFront, "10.20.0.3:5432", syscall.ECONNREFUSED, policy.OtherNetwork, "db"},
@@ -94,11 +95,9 @@ func TestRefused(t *testing.T) {
 		{edge, "192.0.2.1:80", syscall.ECONNREFUSED, policy.EgressOffline, ""},
 		{edge, "198.51.100.1:80", syscall.ECONNREFUSED, policy.PortNotDeclared, "endpoint:shop"},
 		{edge, "203.0.113.2:80", syscall.ECONNREFUSED, policy.NATFiltered, "web"},
+		{client, "203.0.113.2:80", syscall.ECONNREFUSED, policy.OtherNetwork, "web"},
 	} {
 		_, err := test.from.Connect(test.to)
-		if test.why == policy.NATFiltered {
-			continue
-		}
 		assert.ErrorIs(t, err, test.err, test.to)
 		all := d.Refusals()
 		require.NotEmpty(t, all)

@@ -15,9 +15,9 @@ import (
 // A route is what the domain knows of a flow: its Value.
 type route struct {
 	path atomic.Pointer[path]
-	ends [2]*station     // who sends, by direction
-	to   string          // destination's name, as in policy.Key
-	nat  [2]*nat.Mapping // of the end that sends in that direction, or nil
+	ends [2]*station  // who sends, by direction
+	to   string       // destination's name, as in policy.Key
+	nat  *nat.Mapping // of the Machine's end, or nil
 }
 
 // This is a frame's way, top to bottom:
@@ -157,28 +157,34 @@ func (d *Domain) open(now time.Duration, from *station, key *flow.Key, info *pac
 		}
 	}()
 
-	destination, filtered := key.To(), false
-	if o := d.world.owners[destination.Addr()]; o.public {
-		// From outside to inside, with the sender's own public address as the
-		// peer: hairpin (RFC 4787, REQ-9).
-		if m := d.nat.Enter(key.Protocol, destination, from.Public); m != nil {
-			r.nat[packet.Response], destination = m, m.Inside
-		} else {
-			filtered, destination = true, netip.AddrPortFrom(o.station.Address, destination.Port())
-		}
-	}
-	var to owner
+	source, destination := key.From(), key.To()
+	to := d.world.owners[destination.Addr()]
 	var p *path
-	if from == d.gateway {
-		to, p = d.world.owners[destination.Addr()], d.world.path(d.dials[key.From()])
-		if p == nil || to.station == nil || to.station == d.gateway {
+	switch {
+	case from == d.gateway && to.public:
+		// The edge speaks first: to whom has spoken to it through this mapping,
+		// along the path that would let it answer.
+		if r.nat = d.nat.Enter(key.Protocol, destination, source.Addr()); r.nat == nil {
+			return nil, policy.NATFiltered
+		}
+		destination = r.nat.Inside
+		if _, p, reason = d.world.verdict(to.station, source, key.Protocol); reason != policy.Allowed {
+			return nil, reason
+		}
+	case from == d.gateway:
+		if p = d.world.path(d.dials[source]); p == nil || to.station == nil || to.station == d.gateway {
 			return nil, policy.NotFromTheDomain
 		}
-	} else if to, p, reason = d.world.verdict(from, destination, key.Protocol); reason != policy.Allowed {
+	case to.public:
+		_, _, reason = d.world.verdict(from, netip.AddrPortFrom(to.station.Address, destination.Port()), key.Protocol)
+		if reason == policy.Allowed {
+			reason = policy.NATFiltered
+		}
 		return nil, reason
-	}
-	if filtered {
-		return nil, policy.NATFiltered
+	default:
+		if to, p, reason = d.world.verdict(from, destination, key.Protocol); reason != policy.Allowed {
+			return nil, reason
+		}
 	}
 	if answers(info) {
 		return nil, policy.NoFlow
@@ -186,14 +192,12 @@ func (d *Domain) open(now time.Duration, from *station, key *flow.Key, info *pac
 	if to.station.stack == nil && to.station.port.Load() == nil {
 		return nil, policy.UnreachableMachine
 	}
-
-	source := key.From()
-	if from.Public.IsValid() && (to.station == d.gateway && to.name != gatewayName || r.nat[packet.Response] != nil) {
-		m, err := d.nat.Acquire(key.Protocol, source, from.Public, key.To().Addr())
+	if to.endpoint() && from.Public.IsValid() {
+		m, err := d.nat.Acquire(key.Protocol, source, from.Public, destination.Addr())
 		if err != nil {
 			return nil, policy.NATPortsFull
 		}
-		r.nat[packet.Request], source = m, m.Public
+		r.nat, source = m, m.Public
 	}
 	r.path.Store(p)
 	r.ends[packet.Response], r.to = to.station, to.name
@@ -207,12 +211,13 @@ func (d *Domain) open(now time.Duration, from *station, key *flow.Key, info *pac
 
 // release gives back what a flow that ended, or never began, held of NAT.
 func (d *Domain) release(f *flow.Flow[route]) {
-	r := &f.Value
-	if m := r.nat[packet.Request]; m != nil {
-		d.nat.Release(m, f.Ways[packet.Request].Key.To().Addr())
-	}
-	if m := r.nat[packet.Response]; m != nil {
-		d.nat.Release(m, r.ends[packet.Request].Public)
+	r, key := &f.Value, &f.Ways[packet.Request].Key
+	switch {
+	case r.nat == nil:
+	case r.ends[packet.Request] == d.gateway:
+		d.nat.Release(r.nat, key.From().Addr())
+	default:
+		d.nat.Release(r.nat, key.To().Addr())
 	}
 }
 
@@ -247,7 +252,7 @@ func (w *worker) along(way *flow.Way[route], f *link.Frame, pieces int) {
 	}
 	way.See(w.now, info)
 	transit := w.transit(from, info) && info.Source != to.network.Gateway
-	if r.nat != [2]*nat.Mapping{} {
+	if r.nat != nil {
 		// Behind NAT it is what the other direction's packets answer to.
 		out := way.Flow().Ways[direction^1].Key.Reverse()
 		if out.Source != way.Key.Source || out.SourcePort != way.Key.SourcePort {

@@ -195,7 +195,7 @@ type FlowInfo struct {
 	Source, Destination string // as in packet.FlowID
 	Protocol            uint8  // IANA number
 	From, To            netip.AddrPort
-	Public              netip.AddrPort // From behind NAT; not valid without
+	Public              netip.AddrPort // the Machine's side of NAT; not valid without
 	State               string         // opening, open, closing, closed
 	Idle                time.Duration
 	Request, Response   Count
@@ -215,8 +215,8 @@ func (d *Domain) Flows() []FlowInfo {
 		}
 		i.Request.add(&f.Ways[packet.Request])
 		i.Response.add(&f.Ways[packet.Response])
-		if m := f.Value.nat[packet.Request]; m != nil {
-			i.Public = m.Public
+		if f.Value.nat != nil {
+			i.Public = f.Value.nat.Public
 		}
 		all = append(all, i)
 	})

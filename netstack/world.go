@@ -38,6 +38,9 @@ type owner struct {
 	public  bool // the address is the station's public one
 }
 
+// endpoint reports whether the owner is one.
+func (o *owner) endpoint() bool { return o.station.stack != nil && o.name != gatewayName }
+
 // A station is where frames enter and leave the domain: one Machine's
 // attachment to one network, the host's port, or the gateway's stack. What is
 // configured of it doesn't change.

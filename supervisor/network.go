@@ -47,7 +47,7 @@ func (s *Supervisor) openNetwork(t *topology, proxyPort int) (*network, error) {
 	n.domain = domain
 	n.dns = dns.NewServer(dns.Config{View: n.view, Log: s.queried})
 	n.ingress = ingress.NewServer(ingress.Config{
-		Environment: s.snapshot().Name, Endpoints: t.endpoints, CA: s.ca, Dial: domain.DialBackend,
+		Environment: s.snapshot().Name, Endpoints: t.endpoints, CA: s.ca, Dial: domain.DialBackend, Log: s.log,
 	})
 	n.faults = faults.New(faults.Options{Impair: n.impair, OnChange: s.faultChanged, Journal: s.faultJournal()})
 	listener, err := listenLoopback(proxyPort)
@@ -55,7 +55,7 @@ func (s *Supervisor) openNetwork(t *topology, proxyPort int) (*network, error) {
 		n.close(s, faults.WhyOwnerExit)
 		return nil, fmt.Errorf("the proxy's port on the host: %w", err)
 	}
-	n.proxy = ingress.NewProxy(ingress.ProxyConfig{Resolve: n.resolve, Hosts: n.hosts, Dial: domain.DialHost, OwnerUID: s.registry.UID()})
+	n.proxy = ingress.NewProxy(ingress.ProxyConfig{Resolve: n.resolve, Hosts: n.hosts, Dial: domain.DialHost, OwnerUID: s.registry.UID(), Log: s.log})
 	n.serving.Go(func() { s.report("proxy", n.proxy.Serve(listener)) })
 	if err := n.listen(s); err != nil {
 		n.close(s, faults.WhyOwnerExit)

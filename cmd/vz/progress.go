@@ -74,6 +74,7 @@ type ttyProgress struct {
 
 	mu      sync.Mutex
 	running []*vzv1.Progress
+	drawn   bool // the last line is ours; else it is a command's output
 	began   time.Time
 	stop    chan struct{}
 	stopped sync.WaitGroup
@@ -119,15 +120,17 @@ func (p *ttyProgress) event(e *vzv1.Event) {
 			break
 		}
 	}
-	fmt.Fprintf(p.w, "\r\x1b[K%s %s\n", p.paint(s.GetStatus()), describe(s))
+	p.clear()
+	fmt.Fprintf(p.w, "%s %s\n", p.paint(s.GetStatus()), describe(s))
 	p.draw()
 }
 
 func (p *ttyProgress) draw() {
-	fmt.Fprint(p.w, "\r\x1b[K")
+	p.clear()
 	if len(p.running) == 0 {
 		return
 	}
+	p.drawn = true
 	names := make([]string, 0, len(p.running))
 	for _, r := range p.running {
 		names = append(names, title(r))
@@ -135,10 +138,18 @@ func (p *ttyProgress) draw() {
 	fmt.Fprintf(p.w, "… %s  %.1fs", strings.Join(names, ", "), time.Since(p.began).Seconds())
 }
 
+// clear takes our line away, and nobody else's.
+func (p *ttyProgress) clear() {
+	if p.drawn {
+		fmt.Fprint(p.w, "\r\x1b[K")
+		p.drawn = false
+	}
+}
+
 func (p *ttyProgress) close() {
 	close(p.stop)
 	p.stopped.Wait()
-	fmt.Fprint(p.w, "\r\x1b[K")
+	p.clear()
 }
 
 func (p *ttyProgress) paint(s vzv1.Progress_Status) string {

@@ -72,26 +72,34 @@ type agent struct {
 // takes ownership. It returns when the channel has closed and everything it
 // started has ended: nil after a Shutdown, else why.
 func Serve(ctx context.Context, channel io.ReadWriteCloser, options Options) error {
+	return newAgent(options).serve(ctx, channel)
+}
+
+func newAgent(options Options) *agent {
 	if options.Log == nil {
 		options.Log = slog.New(slog.DiscardHandler)
 	}
 	if options.Root == "" {
 		options.Root = "/"
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	a := &agent{
 		options:  options,
 		log:      options.Log,
 		bootID:   rand.Text(),
 		root:     root(options.Root),
-		reaper:   newReaper(options.Init),
-		ctx:      ctx,
 		stopping: make(chan struct{}),
 		finished: make(chan struct{}),
 	}
 	a.table = newTable(a)
 	a.network = newNetwork(a.log, a.resolve)
+	return a
+}
+
+func (a *agent) serve(ctx context.Context, channel io.ReadWriteCloser) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	a.ctx = ctx
+	a.reaper = newReaper(a.options.Init)
 	a.server = &http.Server{
 		Handler:  a.handler(),
 		ErrorLog: log.New(io.Discard, "", 0), // a supervisor that breaks the protocol sees the stream end

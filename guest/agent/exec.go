@@ -242,21 +242,25 @@ func (e *execution) input() {
 			e.queue.end()
 			return
 		}
-		switch input := request.GetInput().(type) {
-		case *wire.ExecRequest_Stdin:
-			if e.stdin != nil {
-				e.queue.put(input.Stdin)
-			}
-		case *wire.ExecRequest_StdinEof:
-			e.queue.end()
-		case *wire.ExecRequest_Resize:
-			if e.terminal {
-				resize(e.stdout, input.Resize) // closed already: it no longer matters
-			}
-		case *wire.ExecRequest_Signal:
-			if s := unix.Signal(input.Signal); s > 0 && s <= 64 && !e.child.exited() {
-				e.child.signalGroup(s)
-			}
+		e.handle(request)
+	}
+}
+
+func (e *execution) handle(request *wire.ExecRequest) {
+	switch input := request.GetInput().(type) {
+	case *wire.ExecRequest_Stdin:
+		if e.stdin != nil {
+			e.queue.put(input.Stdin)
+		}
+	case *wire.ExecRequest_StdinEof:
+		e.queue.end()
+	case *wire.ExecRequest_Resize:
+		if e.terminal {
+			resize(e.stdout, input.Resize) // closed already: it no longer matters
+		}
+	case *wire.ExecRequest_Signal:
+		if s := unix.Signal(input.Signal); s > 0 && s <= 64 && !e.child.exited() {
+			e.child.signalGroup(s)
 		}
 	}
 }

@@ -52,7 +52,7 @@ type table struct {
 	mu        sync.Mutex // of all below
 	processes map[string]*process
 	states    map[string]*state // of those that are gone too, by name
-	version   uint64            // of the newest state
+	version   uint64            // of the newest state; 0 is before all of them
 	changed   chan struct{}     // closed at the next change
 }
 
@@ -76,7 +76,7 @@ type process struct {
 }
 
 func newTable(a *agent) *table {
-	return &table{agent: a, processes: map[string]*process{}, states: map[string]*state{}, changed: make(chan struct{})}
+	return &table{agent: a, processes: map[string]*process{}, states: map[string]*state{}, version: 1, changed: make(chan struct{})}
 }
 
 // SetProcesses makes the declared processes those of the request.
@@ -330,7 +330,7 @@ func (t *table) since(version uint64) (states []*wire.ProcessStatus, now uint64,
 			states = append(states, s.status)
 		}
 	}
-	return states, max(t.version, 1), t.changed
+	return states, t.version, t.changed
 }
 
 // WatchProcesses sends states until the supervisor or the Machine has enough.

@@ -158,9 +158,14 @@ func TestSetProcesses(t *testing.T) {
 	})
 	<-watching
 	followed := make(chan error, 1)
+	following := make(chan struct{}, 16)
 	go func() {
-		followed <- s.Logs(context.Background(), &wire.LogsRequest{Process: "remove", Follow: true}, func(*wire.LogChunk) error { return nil })
+		followed <- s.Logs(context.Background(), &wire.LogsRequest{Process: "remove", Follow: true}, func(*wire.LogChunk) error {
+			following <- struct{}{}
+			return nil
+		})
 	}()
+	<-following
 
 	change = declared("change", "echo two; sleep 1000", always)
 	require.NoError(t, s.SetProcesses(t.Context(), []*wire.ProcessSpec{keep, change}))

@@ -2,7 +2,7 @@
 // (UDP), RFC 5382 (TCP) and RFC 5508 (ICMP echo, by identifier) want it of a
 // well-behaved home router: endpoint-independent mapping (REQ-1), address-
 // dependent filtering (REQ-8), ports preserved where they are free, parity
-// where they are not (REQ-4), hairpinning possible (REQ-9).
+// where they are not (REQ-4).
 //
 // A mapping lives as long as a flow holds it; timers are the flows'. It
 // rewrites no packets and knows nothing of policy.

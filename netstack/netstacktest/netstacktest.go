@@ -142,3 +142,103 @@ func (g *Guest) Serve(t testing.TB, port uint16) net.Listener {
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
+
+// A Line is one attachment whose frames a test makes and reads by hand.
+type Line struct {
+	Port       link.Port
+	Attachment netstack.Attachment
+	t          testing.TB
+	frames     chan link.Frame
+}
+
+// Plug attaches a Line.
+func Plug(t testing.TB, d *netstack.Domain, spec netstack.Spec, machine, network string, mtu int, offload link.Offload) *Line {
+	t.Helper()
+	for _, a := range spec.Attachments {
+		if a.Machine == machine && a.Network == network {
+			l := &Line{Port: Wire(t, d, machine, network, mtu, offload), Attachment: a, t: t, frames: make(chan link.Frame, 1024)}
+			done := make(chan struct{})
+			go l.read(done)
+			t.Cleanup(func() { _ = l.Port.Close(); <-done })
+			return l
+		}
+	}
+	require.FailNow(t, "no such attachment", "%s on %s", machine, network)
+	return nil
+}
+
+func (l *Line) read(done chan struct{}) {
+	defer close(done)
+	var batch [16]link.Frame
+	for {
+		n, err := l.Port.ReadFrames(batch[:])
+		if err != nil {
+			close(l.frames)
+			return
+		}
+		for _, f := range batch[:n] {
+			f.Data = append([]byte(nil), f.Data...)
+			l.frames <- f
+		}
+	}
+}
+
+// Send sends a frame from this attachment's MAC to the gateway's.
+func (l *Line) Send(frame []byte) {
+	packet.SetMACs(frame, GatewayMAC, l.Attachment.MAC)
+	l.SendRaw(link.Frame{Data: frame})
+}
+
+// SendRaw sends a frame as it is.
+func (l *Line) SendRaw(f link.Frame) {
+	l.t.Helper()
+	n, err := l.Port.WriteFrames([]link.Frame{f})
+	require.NoError(l.t, err)
+	require.Equal(l.t, 1, n)
+}
+
+// Next is the next frame that comes, decoded.
+func (l *Line) Next() (link.Frame, *packet.Info) {
+	l.t.Helper()
+	select {
+	case f, ok := <-l.frames:
+		require.True(l.t, ok, "the port is closed")
+		info := new(packet.Info)
+		require.NoError(l.t, f.Decode(info))
+		require.Equal(l.t, l.Attachment.MAC, packet.DestinationMAC(f.Data))
+		require.Equal(l.t, GatewayMAC, packet.SourceMAC(f.Data))
+		require.True(l.t, packet.VerifyTransport(f.Data, info), "transport checksum")
+		return f, info
+	case <-time.After(20 * time.Second): // a hang, not a limit
+		require.FailNow(l.t, "no frame came")
+	}
+	return link.Frame{}, nil
+}
+
+// Quiet checks that what was sent so far is not answered: the answer to an ARP
+// request, which comes after, is the next frame.
+func (l *Line) Quiet() {
+	l.t.Helper()
+	any := netip.AddrFrom4([4]byte{})
+	frame := packet.PutARP(make([]byte, 64), packet.Broadcast, l.Attachment.MAC, packet.ARP{Operation: packet.ARPRequest,
+		SenderMAC: l.Attachment.MAC, SenderAddress: any, TargetAddress: l.Attachment.Address.Next()})
+	l.SendRaw(link.Frame{Data: frame})
+	select {
+	case f := <-l.frames:
+		info := new(packet.Info)
+		require.NoError(l.t, packet.Decode(f.Data, info))
+		require.EqualValues(l.t, packet.EtherTypeARP, info.EtherType, "unexpected frame %+v", info)
+	case <-time.After(20 * time.Second):
+		require.FailNow(l.t, "no frame came")
+	}
+}
+
+// Count is how often frames of an attachment were dropped for a reason.
+func Count(d *netstack.Domain, machine, network string, why netstack.Reason) uint64 {
+	for _, c := range d.Drops() {
+		if c.Machine == machine && c.Network == network && c.Reason == why {
+			return c.Count
+		}
+	}
+	return 0
+}

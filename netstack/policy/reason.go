@@ -19,7 +19,8 @@ const (
 	NoRoute             // nobody in the Environment has the destination address
 	EgressOffline       // a destination outside the Environment
 	UnreachableMachine  // a path allows it, and the Machine isn't connected
-	NoFlow              // TCP in the middle of a connection that isn't known
+	NATFiltered         // to a public port that hasn't spoken to the sender
+	NoFlow              // what only belongs to a known flow, and there is none
 
 	// What never gets as far as the firewall, or can't go on behind it.
 
@@ -36,7 +37,6 @@ const (
 	UnrelatedError   // an ICMP error about no known flow
 	FlowTableFull    // too many flows, of this Machine or of all
 	NATPortsFull     // no public port is free
-	NATFiltered      // from outside, to a public port that hasn't asked for it
 	PortOverflow     // the destination doesn't read fast enough
 	FaultLost        // lost by a fault; that is its purpose
 	AnswerLimited    // an ICMP error or RST that was not sent, to bound their rate
@@ -64,8 +64,10 @@ var words = [reasons]struct{ name, explanation string }{
 		"the address lies outside the Environment, and this Machine's egress is offline; declare its egress"},
 	UnreachableMachine: {"unreachable_machine",
 		"a path allows it, but the Machine is not connected to the network: it is stopped, booting or broken"},
+	NATFiltered: {"nat_filtered",
+		"nothing behind this public port has spoken to the sender, whose address NAT filters by"},
 	NoFlow: {"no_flow",
-		"a TCP segment of no known connection: it was opened before a restart or an update, or has been idle for too long; connect again"},
+		"a TCP segment of no known connection, or an echo reply nobody waits for: the flow was opened before a restart or an update, or has been idle for too long; connect again"},
 	SpoofedMAC:      {"spoofed_mac", "the Ethernet source address is not the one that this attachment has"},
 	SpoofedAddress:  {"spoofed_address", "the IP source address is not the one that this attachment has; use DHCP"},
 	ForeignMAC:      {"foreign_mac", "the Ethernet destination is not the gateway; there is nobody else on the segment"},
@@ -79,7 +81,6 @@ var words = [reasons]struct{ name, explanation string }{
 	UnrelatedError:  {"unrelated_error", "the ICMP error is about no known flow"},
 	FlowTableFull:   {"flow_table_full", "the Machine has too many open flows; it gets new ones when old ones end"},
 	NATPortsFull:    {"nat_ports_full", "every public port of the Machine is in use"},
-	NATFiltered:     {"nat_filtered", "nothing inside has spoken to this peer through this public port"},
 	PortOverflow:    {"port_overflow", "the destination does not take frames as fast as they come"},
 	FaultLost:       {"fault_lost", "a declared fault lost it"},
 	AnswerLimited:   {"answer_limited", "an ICMP error or TCP reset was due and not sent, because there were too many"},

@@ -3,6 +3,7 @@ package registry
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 )
 
@@ -141,7 +142,8 @@ func (e *HeldError) Explain() (what, why, next string) {
 }
 func (e *HeldError) Error() string { return sentence(e.Explain()) }
 
-// A MissingError says that an Environment has no directory.
+// A MissingError says that an Environment has no directory. It is also
+// fs.ErrNotExist.
 type MissingError struct {
 	EnvironmentID string
 }
@@ -151,6 +153,7 @@ func (e *MissingError) Explain() (what, why, next string) {
 		"`vz status --all` lists what there is"
 }
 func (e *MissingError) Error() string { return sentence(e.Explain()) }
+func (e *MissingError) Unwrap() error { return fs.ErrNotExist }
 
 // An IDError says that a text is no ID of the kind wanted.
 type IDError struct {

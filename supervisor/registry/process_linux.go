@@ -50,7 +50,7 @@ func mountsBelow(dir string) ([]string, error) {
 			continue
 		}
 		point := unescapeMount.Replace(fields[4])
-		if point == dir || strings.HasPrefix(point, dir+"/") {
+		if point == dir || strings.HasPrefix(point, strings.TrimSuffix(dir, "/")+"/") {
 			found = append(found, point)
 		}
 	}

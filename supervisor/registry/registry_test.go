@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -55,6 +56,7 @@ func other(t *testing.T, role string, args ...string) (cmd *exec.Cmd, out *os.Fi
 type home struct {
 	t        *testing.T
 	dir      string
+	mu       sync.Mutex
 	warnings []error
 	*Registry
 }
@@ -75,7 +77,11 @@ func environ(dir string) func(string) string {
 // another is a Registry of the same directory, as another process has.
 func (h *home) another() *Registry {
 	h.t.Helper()
-	r, err := open(Options{Getenv: environ(h.dir), Warn: func(err error) { h.warnings = append(h.warnings, err) }}, h.dir, os.Geteuid())
+	r, err := open(Options{Getenv: environ(h.dir), Warn: func(err error) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.warnings = append(h.warnings, err)
+	}}, h.dir, os.Geteuid())
 	require.NoError(h.t, err)
 	return r
 }
@@ -191,20 +197,25 @@ func TestIDs(t *testing.T) {
 // The order holds when the clock is set back and when one ms has no room left.
 func TestIDsOrder(t *testing.T) {
 	moment := time.UnixMilli(1_700_000_000_000)
-	g := generator{now: func() time.Time { return moment }, entropy: ones{}}
+	g := generator{now: func() time.Time { return moment }, entropy: &full{}}
 	first := g.next()
 	moment = moment.Add(-time.Hour)
-	var last string
+	last := first
 	for range 10 {
 		next := g.next()
-		assert.Greater(t, next, max(first, last))
+		assert.Greater(t, next, last)
 		last = next
 	}
 }
 
-type ones struct{}
+// full gives the greatest number first, so that the next in that ms overflows.
+type full struct{ given bool }
 
-func (ones) Read(p []byte) (int, error) {
+func (f *full) Read(p []byte) (int, error) {
+	if f.given {
+		return rand.Read(p)
+	}
+	f.given = true
 	for i := range p {
 		p[i] = 0xff
 	}
@@ -544,6 +555,7 @@ func TestOwnYieldsToLookers(t *testing.T) {
 				default:
 					_, err := r.Locked(id)
 					assert.NoError(t, err)
+					time.Sleep(100 * time.Microsecond)
 				}
 			}
 		})

@@ -25,18 +25,22 @@ import (
 //	record says deleting → entry says removal → directory renamed → its content
 //	removed → entry removed
 func (r *Registry) Remove(project, environment string, owner *Owner) error {
+	defer func() { closeOwner(owner) }()
 	if err := CheckID(environment, KindEnvironment); err != nil {
-		return errors.Join(err, closeOwner(owner))
+		return err
 	}
-	if owner == nil && r.exists(environment) {
-		var err error
-		owner, err = r.Own(context.Background(), environment)
-		var missing *MissingError
-		if err != nil && !errors.As(err, &missing) {
-			return err
+	own := func() (err error) {
+		if owner == nil && r.exists(environment) {
+			owner, err = r.Own(context.Background(), environment)
 		}
+		if missing := new(MissingError); errors.As(err, &missing) {
+			return nil
+		}
+		return err
 	}
-	defer closeOwner(owner)
+	if err := own(); err != nil {
+		return err
+	}
 
 	record, err := r.Record(environment)
 	var newer *NewerVersionError
@@ -69,6 +73,10 @@ func (r *Registry) Remove(project, environment string, owner *Owner) error {
 		return nil
 	}
 	err = r.inProject(project, func() error {
+		// An up may have made it again since we looked.
+		if err := own(); err != nil {
+			return err
+		}
 		v, err := r.view(project)
 		if err != nil {
 			var corrupt *CorruptError
@@ -100,11 +108,10 @@ func (r *Registry) Remove(project, environment string, owner *Owner) error {
 	return nil
 }
 
-func closeOwner(o *Owner) error {
-	if o == nil {
-		return nil
+func closeOwner(o *Owner) {
+	if o != nil {
+		o.Close()
 	}
-	return o.Close()
 }
 
 // projectOf is the project whose index has an Environment; empty when none has.
