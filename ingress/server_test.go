@@ -382,20 +382,20 @@ func TestWebSocket(t *testing.T) {
 
 // Each event arrives before the next is made.
 func TestEventStream(t *testing.T) {
-	next := make(chan struct{})
-	e := newEdge(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for i := 0; ; i++ {
-			fmt.Fprintf(w, "data: %d\n\n", i)
-			w.(http.Flusher).Flush()
-			select {
-			case <-next:
-			case <-r.Context().Done():
-				return
-			}
-		}
-	}))
 	for _, h2 := range []bool{false, true} {
+		next := make(chan struct{})
+		e := newEdge(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for i := 0; ; i++ {
+				fmt.Fprintf(w, "data: %d\n\n", i)
+				w.(http.Flusher).Flush()
+				select {
+				case <-next:
+				case <-r.Context().Done():
+					return
+				}
+			}
+		}))
 		ctx, cancel := context.WithCancel(context.Background())
 		r, err := http.NewRequestWithContext(ctx, "GET", "https://shop.test/events", nil)
 		require.NoError(t, err)
@@ -451,7 +451,7 @@ func TestContinue(t *testing.T) {
 }
 
 func TestBodiesAreStreamed(t *testing.T) {
-	const size = 32 << 20
+	const size = 8 << 20
 	e := newEdge(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		hash := sha256.New()
 		w.Header().Set("Trailer", "X-Sum")

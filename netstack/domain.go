@@ -230,8 +230,8 @@ func (d *Domain) revise(next *world, f *flow.Flow[route]) {
 	if from == d.gateway { // see open
 		from, destination = r.ends[packet.Response], f.Ways[packet.Request].Key.From()
 	}
-	_, allowed, why := next.verdict(from, destination, f.Ways[packet.Request].Key.Protocol)
-	if why != policy.Allowed {
+	to, allowed, why := next.verdict(from, destination, f.Ways[packet.Request].Key.Protocol)
+	if why != policy.Allowed || from == r.ends[packet.Request] && to.name != r.to {
 		d.flows.Remove(f)
 		return
 	}

@@ -376,6 +376,9 @@ func (s *Supervisor) shutdown(ctx context.Context, op *operation, name string, g
 	}
 	done := op.step("machine.stop", name)
 	l.leave.Do(func() { close(l.leaving) })
+	s.mu.Lock()
+	s.spent[name] = l.incarnation
+	s.mu.Unlock()
 	if err := s.recordMachine(name, func(m *registry.Machine) { m.State = registry.MachineStopping }); err != nil {
 		s.log.Error("recording a stop", "machine", name, "error", err)
 	}

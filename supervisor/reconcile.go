@@ -76,7 +76,10 @@ func problem(operation string, err error, log string) *api.Problem {
 	p.LogPath = log
 	if missing, ok := errors.AsType[*machines.MissingError](err); ok {
 		p.Next = missing.Remedy
-	} else {
+	} else if explained, ok := errors.AsType[registry.Explained](err); ok {
+		_, _, p.Next = explained.Explain()
+	}
+	if p.Next == "" {
 		p.Next = "mend the cause and run the same command again; vz delete takes everything down"
 	}
 	return p
@@ -325,5 +328,8 @@ func (s *Supervisor) delete(ctx context.Context, op *operation) (*vzv1.ReceiptHe
 		return nil, err
 	}
 	s.deleted = true
+	if s.receipts == nil {
+		return nil, nil
+	}
 	return headMessage(s.receipts.Head()), nil
 }

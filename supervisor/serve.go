@@ -43,7 +43,7 @@ func (s *Supervisor) Environment(context.Context) (*vzv1.Environment, error) {
 			continue
 		}
 		l := s.live[m.GetName()]
-		m.Health, m.HealthReason = registry.Health(persisted.Machine(m.GetName()), sessionView(l))
+		m.Health, m.HealthReason = registry.Health(persisted.Machine(m.GetName()), sessionView(l, s.spent[m.GetName()]))
 		if l != nil {
 			m.Processes = l.processMessages()
 		}
@@ -60,11 +60,16 @@ func (s *Supervisor) Environment(context.Context) (*vzv1.Environment, error) {
 	return environment, nil
 }
 
-func sessionView(l *live) registry.SessionView {
-	if l == nil || l.session.Err() != nil {
-		return registry.SessionView{}
+// sessionView is what there is of a session with a Machine: the live one, or
+// the last that a positive stop ended.
+func sessionView(l *live, spent string) registry.SessionView {
+	switch {
+	case l != nil && l.session.Err() == nil:
+		return registry.SessionView{Live: true, Incarnation: l.incarnation}
+	case l == nil && spent != "":
+		return registry.SessionView{Spent: true, Incarnation: spent}
 	}
-	return registry.SessionView{Live: true, Incarnation: l.incarnation}
+	return registry.SessionView{}
 }
 
 func (l *live) processMessages() []*vzv1.Process {
@@ -470,6 +475,9 @@ func (s *Supervisor) faultChanged(status faults.Status) {
 
 // Receipts are the evidence after a sequence number, with the signed head.
 func (s *Supervisor) Receipts(_ context.Context, after uint64) (*vzv1.ListReceiptsResponse, error) {
+	if s.receipts == nil {
+		return nil, problem("reading the receipts", s.damage, s.registry.LogPath(s.id))
+	}
 	list, head, err := s.receipts.List(after)
 	if err != nil {
 		return nil, err

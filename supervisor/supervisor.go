@@ -73,6 +73,7 @@ type Supervisor struct {
 	events   *events
 	receipts *receipt.Log
 	ca       *ingress.CA
+	damage   error // its evidence or its CA can't be read: stop and delete alone are served
 	began    time.Time
 	end      context.CancelFunc // ends Run
 
@@ -88,6 +89,7 @@ type Supervisor struct {
 	mu         sync.Mutex
 	record     *registry.Record // what is on disk, but for a write under way
 	live       map[string]*live // by Machine name
+	spent      map[string]string // incarnation that a positive stop ended, by Machine name
 	executions map[string]*execution
 	queries    ring[*vzv1.DNSQuery]
 }
@@ -105,15 +107,15 @@ func Run(ctx context.Context, o Options) error {
 	s := &Supervisor{
 		options: o, id: id, registry: o.Registry, driver: o.Driver, log: o.Log,
 		events: newEvents(id), began: time.Now(), end: end, work: make(chan struct{}, 1),
-		record: record, live: map[string]*live{}, executions: map[string]*execution{},
+		record: record, live: map[string]*live{}, spent: map[string]string{}, executions: map[string]*execution{},
 		queries: ring[*vzv1.DNSQuery]{limit: 256},
 	}
-	if s.receipts, err = receipt.Open(s.registry.ReceiptsDir(s.id), s.id); err != nil {
-		return err
+	if s.receipts, err = receipt.Open(s.registry.ReceiptsDir(s.id), s.id); err == nil {
+		defer s.receipts.Close()
+		s.ca, err = ingress.LoadOrCreateCA(s.registry.IngressDir(s.id), record.Name)
 	}
-	defer s.receipts.Close()
-	if s.ca, err = ingress.LoadOrCreateCA(s.registry.IngressDir(s.id), record.Name); err != nil {
-		return err
+	if s.damage = err; err != nil {
+		s.log.Error("the Environment is damaged: it can be stopped and deleted, nothing else", "error", err)
 	}
 	if err := s.settle(ctx); err != nil {
 		return err
@@ -250,6 +252,9 @@ type lifecycle struct {
 
 // receipt appends evidence and tells the watchers.
 func (s *Supervisor) receipt(kind string, body any) error {
+	if s.receipts == nil {
+		return nil // damaged, and on its way out
+	}
 	r, err := s.receipts.Append(kind, body)
 	if err != nil {
 		return fmt.Errorf("writing a receipt: %w", err)
@@ -260,6 +265,9 @@ func (s *Supervisor) receipt(kind string, body any) error {
 
 // begin waits for the right to change the Environment, at most until ctx ends.
 func (s *Supervisor) begin(ctx context.Context, name string, send func(*vzv1.Event) error) (*operation, func(), error) {
+	if s.damage != nil && name != "stop" && name != "delete" {
+		return nil, nil, problem(name, s.damage, s.registry.LogPath(s.id))
+	}
 	select {
 	case s.work <- struct{}{}:
 	case <-ctx.Done():

@@ -197,15 +197,22 @@ func (l *Line) SendRaw(f link.Frame) {
 	require.Equal(l.t, 1, n)
 }
 
-// Next is the next frame that comes, decoded.
+// Next is the next frame that comes, decoded; it is for this attachment.
 func (l *Line) Next() (link.Frame, *packet.Info) {
+	l.t.Helper()
+	f, info := l.NextAny()
+	require.Equal(l.t, l.Attachment.MAC, packet.DestinationMAC(f.Data))
+	return f, info
+}
+
+// NextAny is Next, for a broadcast too.
+func (l *Line) NextAny() (link.Frame, *packet.Info) {
 	l.t.Helper()
 	select {
 	case f, ok := <-l.frames:
 		require.True(l.t, ok, "the port is closed")
 		info := new(packet.Info)
 		require.NoError(l.t, f.Decode(info))
-		require.Equal(l.t, l.Attachment.MAC, packet.DestinationMAC(f.Data))
 		require.Equal(l.t, GatewayMAC, packet.SourceMAC(f.Data))
 		require.True(l.t, packet.VerifyTransport(f.Data, info), "transport checksum")
 		return f, info
@@ -238,6 +245,16 @@ func Count(d *netstack.Domain, machine, network string, why netstack.Reason) uin
 	for _, c := range d.Drops() {
 		if c.Machine == machine && c.Network == network && c.Reason == why {
 			return c.Count
+		}
+	}
+	return 0
+}
+
+// Sent is how many frames an attachment was sent.
+func Sent(d *netstack.Domain, machine, network string) uint64 {
+	for _, p := range d.Ports() {
+		if p.Machine == machine && p.Network == network {
+			return p.SentFrames
 		}
 	}
 	return 0

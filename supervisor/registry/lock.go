@@ -107,6 +107,9 @@ func lockPID(f *os.File) int {
 // nothing, and keeps a supervisor that starts at the same instant waiting for
 // microseconds.
 func (r *Registry) Locked(environment string) (bool, error) {
+	if err := CheckID(environment, KindEnvironment); err != nil {
+		return false, err
+	}
 	path := r.LockPath(environment)
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

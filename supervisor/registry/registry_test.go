@@ -33,6 +33,8 @@ func TestMain(m *testing.M) {
 		otherUp()
 	case "own":
 		otherOwner()
+	case "save":
+		otherWriter()
 	default:
 		goleak.VerifyTestMain(m)
 	}
@@ -449,6 +451,47 @@ func TestDocumentsAfterACrash(t *testing.T) {
 	}
 	assert.ElementsMatch(t, []string{"record.json", "record.json.prev"}, files(t, h.EnvironmentDir(s.EnvironmentID)))
 	assert.Empty(t, h.warnings)
+}
+
+// A writer that is killed at any instant leaves a whole file, and the next one
+// goes on from it.
+func TestDocumentsAfterKills(t *testing.T) {
+	h := newHome(t)
+	id := h.up(NewID(KindProject), "a", Worktree{}).EnvironmentID
+	last := uint64(0)
+	for i := range 10 {
+		cmd, out := other(t, "save", h.dir, id)
+		_, err := out.Read(make([]byte, 1)) // it has begun
+		require.NoError(t, err)
+		time.Sleep(time.Duration(i) * time.Millisecond)
+		require.NoError(t, cmd.Process.Kill())
+		cmd.Wait()
+		r, err := h.Record(id)
+		require.NoError(t, err)
+		assert.Greater(t, r.Revision, last)
+		last = r.Revision
+	}
+	assert.Empty(t, h.warnings)
+	assert.Subset(t, []string{"record.json", "record.json.new", "record.json.prev", "record.json.prev.new"}, files(t, h.EnvironmentDir(id)))
+}
+
+func otherWriter() {
+	r, err := open(Options{Getenv: environ(os.Args[1])}, os.Args[1], os.Geteuid())
+	if err != nil {
+		os.Exit(1)
+	}
+	for {
+		record, err := r.Record(os.Args[2])
+		if err == nil {
+			record.Revision++
+			err = r.Save(record)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println(record.Revision)
+	}
 }
 
 func TestDefinitions(t *testing.T) {
