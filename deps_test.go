@@ -1,5 +1,3 @@
-// Package vz has no code of its own: it is where the repository's rules are
-// tests.
 package vz
 
 import (

@@ -262,13 +262,16 @@ func (p *Proxy) admitURL(r *http.Request) *problem {
 
 // connect is HTTP CONNECT (RFC 9110, 9.3.6).
 func (p *Proxy) connect(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Connection", "close") // what follows was meant for the tunnel that is refused
 	host, portText, err := net.SplitHostPort(r.Host)
 	port, portErr := parsePort(portText)
 	if err != nil || portErr != nil {
 		p.refuse(http.StatusBadRequest, r.Host, "malformed", "CONNECT takes HOST:PORT.").write(w, r)
 		return
 	}
-	target, problem := p.dial(r.Context(), host, port)
+	// Not with the request's context: that ends when the client ends its own
+	// direction, which it may do behind the first bytes of the tunnel.
+	target, problem := p.dial(p.ctx, host, port)
 	if problem != nil {
 		problem.write(w, r)
 		return

@@ -87,8 +87,8 @@ type Supervisor struct {
 	deleted    bool // nothing is left but the directory, which is the client's to remove
 
 	mu         sync.Mutex
-	record     *registry.Record // what is on disk, but for a write under way
-	live       map[string]*live // by Machine name
+	record     *registry.Record  // what is on disk, but for a write under way
+	live       map[string]*live  // by Machine name
 	spent      map[string]string // incarnation that a positive stop ended, by Machine name
 	executions map[string]*execution
 	queries    ring[*vzv1.DNSQuery]
