@@ -50,7 +50,7 @@ func TestFaults(t *testing.T) {
 		assert.GreaterOrEqual(t, w.millis("web", "db", "5432"), 200.0)
 		r := healed("slow-db")
 		assert.Equal(t, "ttl", r.HealedWhy)
-		assert.Equal(t, uint64(42), r.Spec.Seed)
+		assert.Equal(t, "42", r.Spec.Seed)
 		assert.NotEmpty(t, r.Digest)
 		assert.False(t, r.Vacuous)
 		require.NotNil(t, r.Effect)

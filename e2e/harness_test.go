@@ -70,6 +70,8 @@ type world struct {
 	project string   // the worktree in which commands run
 	wrap    []string // what every command is started by, to be somebody else
 
+	interrupt *os.Process // the up that reaches started
+
 	environments map[string]bool // IDs that were seen
 	spaces       map[string]bool // network namespaces that were seen
 }

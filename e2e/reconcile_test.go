@@ -235,7 +235,7 @@ type faultReceipt struct {
 	Vacuous   bool   `json:"vacuous"`
 	Digest    string `json:"spec_digest"`
 	Spec      struct {
-		Seed uint64 `json:"seed"`
+		Seed string `json:"seed"` // 64 bits, as JavaScript can't count
 	} `json:"spec"`
 	Effect *struct {
 		Matched, Decided, Applied, Overflowed uint64

@@ -22,6 +22,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -116,7 +117,9 @@ func dial(ctx context.Context, conn io.ReadWriteCloser, hello Hello, alive keepa
 		if kind == "conn_close_lost_ping" {
 			c.end(ErrUnresponsive)
 		}
-		c.fault.Store(&kind)
+		if strings.HasPrefix(kind, "read_frame_") { // others are about one stream
+			c.fault.Store(&kind)
+		}
 	}
 	// The preface is written here; an agent that never reads must not hold
 	// Connect beyond ctx.

@@ -42,7 +42,12 @@ func (p *problem) Title() string { return fmt.Sprintf("%d %s", p.Status, http.St
 // Error lets a problem pass where only errors do.
 func (p *problem) Error() string { return p.Detail }
 
-// reasonOf tells the errors of a dial apart.
+// dialError tells a backend that was not reached from one that broke off.
+type dialError struct{ error }
+
+func (e *dialError) Unwrap() error { return e.error }
+
+// reasonOf tells errors apart, those of a dial first of all.
 func reasonOf(err error) (status int, reason string) {
 	timeout, ok := errors.AsType[interface {
 		error
@@ -56,6 +61,9 @@ func reasonOf(err error) (status int, reason string) {
 	case errors.Is(err, context.DeadlineExceeded), ok && timeout.Timeout():
 		return http.StatusGatewayTimeout, "timeout"
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return http.StatusServiceUnavailable, "unreachable"
+	}
+	if _, ok := errors.AsType[*dialError](err); ok {
 		return http.StatusServiceUnavailable, "unreachable"
 	}
 	return http.StatusBadGateway, "failed"

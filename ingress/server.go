@@ -165,7 +165,11 @@ func (s *Server) route(e Endpoint) *route {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 			defer cancel()
-			return s.config.Dial(ctx, e.Name)
+			conn, err := s.config.Dial(ctx, e.Name)
+			if err != nil {
+				return nil, &dialError{err}
+			}
+			return conn, nil
 		},
 		DisableCompression:    true, // the client's and the backend's to agree on
 		MaxIdleConnsPerHost:   maxBackendIdle,

@@ -242,7 +242,7 @@ func TestUnreadyBackend(t *testing.T) {
 		{context.DeadlineExceeded, 504, "timeout", "Port 8080 of Machine web did not answer in time."},
 		{refusal{timeout: true}, 504, "timeout", "Port 8080 of Machine web did not answer in time."},
 		{syscall.EHOSTUNREACH, 503, "unreachable", "There is no way to Machine web."},
-		{refusal{}, 502, "failed", "Port 8080 of Machine web broke off, or did not speak HTTP."},
+		{refusal{}, 503, "unreachable", "There is no way to Machine web."},
 	} {
 		e.failWith(test.err)
 		response, body := get(t, c, "https://shop.test/", "Accept", "application/json")
@@ -290,6 +290,23 @@ func TestPreferred(t *testing.T) {
 	} {
 		assert.Equal(t, want, preferred([]string{accept}), accept)
 	}
+}
+
+// A backend that takes the connection and speaks something else.
+func TestBackendThatIsNoHTTP(t *testing.T) {
+	e := newEdge(t, nil)
+	e.dial = func(context.Context, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		go func() {
+			theirs.Read(make([]byte, 1000))
+			io.WriteString(theirs, "220 mail.test ESMTP\r\n")
+			theirs.Close()
+		}()
+		return ours, nil
+	}
+	response, body := get(t, e.client(t, true), "https://shop.test/")
+	assert.Equal(t, 502, response.StatusCode)
+	assert.Contains(t, body, "Port 8080 of Machine web broke off, or did not speak HTTP.")
 }
 
 // A backend that takes the connection and says nothing.

@@ -197,7 +197,7 @@ func moveports(old, next *world) (gone []*port) {
 		p := before.port.Swap(nil)
 		switch {
 		case p == nil:
-		case after == nil || after.network.MTU != before.network.MTU:
+		case after == nil || after.network.MTU != before.network.MTU || at.machine == hostName: // see connectHost
 			gone = append(gone, p)
 		default:
 			after.port.Store(p)

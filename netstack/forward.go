@@ -142,67 +142,64 @@ func answers(info *packet.Info) bool {
 	return info.ICMPEcho() && (info.ICMPType == packet.ICMPEchoReply || info.ICMPType == packet.ICMPv6EchoReply)
 }
 
-// open decides about the first packet of a flow. With Allowed, way is its
-// direction.
+// open decides about the first packet of a flow: way is its direction, or nil
+// and reason says why.
 func (d *Domain) open(now time.Duration, from *station, key *flow.Key, info *packet.Info) (way *flow.Way[route], reason policy.Reason) {
 	d.mu.RLock() // until the flow is in the table, where Update finds it
 	defer d.mu.RUnlock()
-	f := &flow.Flow[route]{}
-	r := &f.Value
-	f.Ways[packet.Request].Key = *key
-	r.ends[packet.Request] = from
-	defer func() {
-		if way == nil {
-			d.release(f)
-		}
-	}()
 
 	source, destination := key.From(), key.To()
 	to := d.world.owners[destination.Addr()]
 	var p *path
 	switch {
 	case from == d.gateway && to.public:
-		// The edge speaks first: to whom has spoken to it through this mapping,
-		// along the path that would let it answer.
-		if r.nat = d.nat.Enter(key.Protocol, destination, source.Addr()); r.nat == nil {
-			return nil, policy.NATFiltered
-		}
-		destination = r.nat.Inside
-		if _, p, reason = d.world.verdict(to.station, source, key.Protocol); reason != policy.Allowed {
-			return nil, reason
-		}
+		// The edge speaks first: along the path that would let it be answered.
+		_, p, reason = d.world.verdict(to.station, source, key.Protocol)
 	case from == d.gateway:
 		if p = d.world.path(d.dials[source]); p == nil || to.station == nil || to.station == d.gateway {
-			return nil, policy.NotFromTheDomain
+			reason = policy.NotFromTheDomain
 		}
 	case to.public:
+		// From outside, where only the edge is.
 		_, _, reason = d.world.verdict(from, netip.AddrPortFrom(to.station.Address, destination.Port()), key.Protocol)
 		if reason == policy.Allowed {
 			reason = policy.NATFiltered
 		}
-		return nil, reason
 	default:
-		if to, p, reason = d.world.verdict(from, destination, key.Protocol); reason != policy.Allowed {
-			return nil, reason
-		}
+		to, p, reason = d.world.verdict(from, destination, key.Protocol)
 	}
-	if answers(info) {
+	switch {
+	case reason != policy.Allowed:
+		return nil, reason
+	case answers(info):
 		return nil, policy.NoFlow
-	}
-	if to.station.stack == nil && to.station.port.Load() == nil {
+	case to.station.stack == nil && to.station.port.Load() == nil:
 		return nil, policy.UnreachableMachine
 	}
-	if to.endpoint() && from.Public.IsValid() {
-		m, err := d.nat.Acquire(key.Protocol, source, from.Public, destination.Addr())
-		if err != nil {
+
+	var mapping *nat.Mapping
+	switch {
+	case to.public:
+		if mapping = d.nat.Enter(key.Protocol, destination, source.Addr()); mapping == nil {
+			return nil, policy.NATFiltered
+		}
+		destination = mapping.Inside
+	case to.endpoint() && from.Public.IsValid():
+		var err error
+		if mapping, err = d.nat.Acquire(key.Protocol, source, from.Public, destination.Addr()); err != nil {
 			return nil, policy.NATPortsFull
 		}
-		r.nat, source = m, m.Public
+		source = mapping.Public
 	}
+
+	f := &flow.Flow[route]{}
+	r := &f.Value
 	r.path.Store(p)
-	r.ends[packet.Response], r.to = to.station, to.name
+	r.ends, r.to, r.nat = [2]*station{from, to.station}, to.name, mapping
+	f.Ways[packet.Request].Key = *key
 	f.Ways[packet.Response].Key = flow.NewKey(key.Protocol, destination, source)
 	if err := d.flows.Insert(now, &from.tally.owner, f); err != nil {
+		d.release(f)
 		return nil, policy.FlowTableFull
 	}
 	p.opened.Add(1)

@@ -2,7 +2,9 @@ package netstack
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -196,6 +198,15 @@ type packetConn struct {
 	net.PacketConn
 	of    *listeners
 	entry *listening
+}
+
+// ReadFrom after Close is net.ErrClosed, for which gonet says io.EOF.
+func (c *packetConn) ReadFrom(p []byte) (int, net.Addr, error) {
+	n, from, err := c.PacketConn.ReadFrom(p)
+	if errors.Is(err, io.EOF) {
+		err = net.ErrClosed
+	}
+	return n, from, err
 }
 
 func (c *packetConn) Close() error {

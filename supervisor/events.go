@@ -27,6 +27,7 @@ type events struct {
 	environment string
 
 	mu       sync.Mutex
+	closed   bool
 	sequence uint64
 	recent   []*vzv1.Event // at most replayed, oldest first
 	watchers map[chan *vzv1.Event]struct{}
@@ -60,11 +61,26 @@ func (e *events) publish(event *vzv1.Event) *vzv1.Event {
 	return event
 }
 
+// close ends every watch. Events are kept and numbered as before.
+func (e *events) close() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.closed = true
+	for watcher := range e.watchers {
+		delete(e.watchers, watcher)
+		close(watcher)
+	}
+}
+
 // watch sends events until ctx ends or a send fails: with replay, those that
 // are still kept first, none twice and none left out.
 func (e *events) watch(ctx context.Context, replay bool, send func(*vzv1.Event) error) error {
 	watcher := make(chan *vzv1.Event, watcherQueue)
 	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
 	var recent []*vzv1.Event
 	if replay {
 		recent = slices.Clone(e.recent)
@@ -87,6 +103,11 @@ func (e *events) watch(ctx context.Context, replay bool, send func(*vzv1.Event) 
 			return nil
 		case event, ok := <-watcher:
 			if !ok {
+				e.mu.Lock()
+				defer e.mu.Unlock()
+				if e.closed {
+					return nil
+				}
 				return errFellBehind
 			}
 			if err := send(event); err != nil {

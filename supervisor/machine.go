@@ -64,11 +64,15 @@ type live struct {
 // Processes are not part of it: the agent takes them as they come.
 func bootDigest(declared config.Machine, m registry.Machine, mtus map[string]int) string {
 	declared.Processes = nil
+	var own []int // other networks' MTUs are other Machines' concern
+	for _, a := range m.Attachments {
+		own = append(own, mtus[a.Network])
+	}
 	text, err := json.Marshal(struct {
 		Declared    config.Machine
 		Attachments []registry.Attachment
-		MTUs        map[string]int
-	}{declared, m.Attachments, mtus})
+		MTUs        []int
+	}{declared, m.Attachments, own})
 	if err != nil {
 		panic(err) // plain data
 	}
@@ -192,11 +196,20 @@ func (s *Supervisor) discard(l *live) {
 }
 
 func (s *Supervisor) detach(l *live) {
-	r := s.snapshot()
-	if m := r.Machine(l.name); m != nil && s.domain != nil {
+	s.mu.Lock()
+	domain, m := s.domain, s.record.Machine(l.name)
+	var networks []string
+	if m != nil {
 		for _, a := range m.Attachments {
-			s.domain.Detach(l.name, a.Network)
+			networks = append(networks, a.Network)
 		}
+	}
+	s.mu.Unlock()
+	if domain == nil {
+		return
+	}
+	for _, network := range networks {
+		domain.Detach(l.name, network)
 	}
 }
 

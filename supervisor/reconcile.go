@@ -192,7 +192,9 @@ func (s *Supervisor) stopChanged(ctx context.Context, op *operation, definition 
 
 func (s *Supervisor) ensureNetwork(op *operation, definition *config.Definition, t *topology) error {
 	done := op.step("network", "")
+	s.mu.Lock()
 	s.definition = definition
+	s.mu.Unlock()
 	if s.network != nil {
 		return done("", s.network.update(s, t))
 	}

@@ -82,10 +82,16 @@ func (l *live) processMessages() []*vzv1.Process {
 	return all
 }
 
+// declaredPaths are those of the definition that is up, or else was last.
 func (s *Supervisor) declaredPaths() []netstack.Path {
-	definition, err := s.recorded()
-	if err != nil {
-		return nil
+	s.mu.Lock()
+	definition := s.definition
+	s.mu.Unlock()
+	if definition == nil {
+		var err error
+		if definition, err = s.recorded(); err != nil {
+			return nil
+		}
 	}
 	return paths(definition)
 }

@@ -75,21 +75,21 @@ type Supervisor struct {
 	ca       *ingress.CA
 	damage   error // its evidence or its CA can't be read: stop and delete alone are served
 	began    time.Time
-	end      context.CancelFunc // ends Run
+	end      func() // ends Run
 
 	// work is held by the one operation that may change the Environment now.
-	// domain, network and definition are written only by its holder, before or
-	// after any Machine is live.
-	work       chan struct{}
+	work    chan struct{}
+	deleted bool // nothing is left but the directory, which is the client's to remove
+
+	mu sync.Mutex
+	// network, domain and definition are written by the holder of work, under
+	// mu, and read by it without.
 	network    *network
 	domain     *netstack.Domain
-	definition *config.Definition
-	deleted    bool // nothing is left but the directory, which is the client's to remove
-
-	mu         sync.Mutex
-	record     *registry.Record  // what is on disk, but for a write under way
-	live       map[string]*live  // by Machine name
-	spent      map[string]string // incarnation that a positive stop ended, by Machine name
+	definition *config.Definition // of the network
+	record     *registry.Record   // what is on disk, but for a write under way
+	live       map[string]*live   // by Machine name
+	spent      map[string]string  // incarnation that a positive stop ended, by Machine name
 	executions map[string]*execution
 	queries    ring[*vzv1.DNSQuery]
 }
@@ -102,14 +102,19 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	ctx, end := context.WithCancel(ctx)
-	defer end()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	s := &Supervisor{
 		options: o, id: id, registry: o.Registry, driver: o.Driver, log: o.Log,
-		events: newEvents(id), began: time.Now(), end: end, work: make(chan struct{}, 1),
+		events: newEvents(id), began: time.Now(), work: make(chan struct{}, 1),
 		record: record, live: map[string]*live{}, spent: map[string]string{}, executions: map[string]*execution{},
 		queries: ring[*vzv1.DNSQuery]{limit: 256},
 	}
+	s.end = func() {
+		s.events.close() // watchers would keep the API from ending
+		cancel()
+	}
+	context.AfterFunc(ctx, s.end)
 	if s.receipts, err = receipt.Open(s.registry.ReceiptsDir(s.id), s.id); err == nil {
 		defer s.receipts.Close()
 		s.ca, err = ingress.LoadOrCreateCA(s.registry.IngressDir(s.id), record.Name)
@@ -143,7 +148,7 @@ func Run(ctx context.Context, o Options) error {
 	case <-o.DriverGone: // nil: never
 		s.log.Error("the launcher ended, and every Machine with it")
 		s.lost("the launcher ended")
-		end()
+		s.end()
 	}
 	err = <-served
 	s.leave()

@@ -70,7 +70,8 @@ type agent struct {
 
 // Serve serves the one supervisor at the other end of channel, of which it
 // takes ownership. It returns when the channel has closed and everything it
-// started has ended: nil after a Shutdown, else why.
+// started has ended: nil after a Shutdown, else why. As init it leaves the
+// ending to the kernel, and the caller is to exit.
 func Serve(ctx context.Context, channel io.ReadWriteCloser, options Options) error {
 	return newAgent(options).serve(ctx, channel)
 }
@@ -119,6 +120,15 @@ func (a *agent) serve(ctx context.Context, channel io.ReadWriteCloser) error {
 	settings.ServeConn(wire.Conn(channel), &http2.ServeConnOpts{Context: ctx, BaseConfig: a.server, Handler: a.server.Handler})
 	stop()
 
+	err := errors.New("agent: the supervisor has closed the channel")
+	select {
+	case <-a.stopping:
+		err = nil
+	default:
+	}
+	if a.options.Init {
+		return err // at once: with PID 1 the kernel ends every process of the Machine
+	}
 	// The order of the end: no call may begin; calls under way are cancelled
 	// and kill what they run; then declared processes; then the background.
 	a.mu.Lock()
@@ -129,12 +139,7 @@ func (a *agent) serve(ctx context.Context, channel io.ReadWriteCloser) error {
 	a.table.stop(0)
 	a.network.close()
 	a.reaper.close()
-	select {
-	case <-a.stopping:
-		return nil
-	default:
-		return errors.New("agent: the supervisor has closed the channel")
-	}
+	return err
 }
 
 type controllerKey struct{}

@@ -334,6 +334,8 @@ func TestInitShutdown(t *testing.T) {
 
 func TestInitDiesWithItsChannel(t *testing.T) {
 	s, cmd := boot(t)
+	c := converse(t, s, sh("trap '' TERM; echo up; while :; do sleep 1; done"))
+	c.until(t, func(o string) bool { return o == "up\n" })
 	s.Close()
 	var exit *exec.ExitError
 	require.True(t, errors.As(cmd.Wait(), &exit))

@@ -25,8 +25,9 @@ import (
 const (
 	// quiet is the silence after which nothing more is expected. A child of
 	// the command that is about to write its last words, such as the tee of a
-	// process substitution, needs a few milliseconds on a busy host.
-	quiet = 200 * time.Millisecond
+	// process substitution, needs a few milliseconds, and on a host with a load
+	// of five for each processor was seen to need more than 200.
+	quiet = 500 * time.Millisecond
 	// linger bounds the wait for a process left behind that never falls silent.
 	linger = 10 * time.Second
 	// pipeCapacity is pipe(7)'s default, which is not changed here.

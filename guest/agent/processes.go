@@ -139,7 +139,7 @@ func (t *table) set(specs map[string]*wire.ProcessSpec) {
 				p.book = newBook()
 			}
 			var ctx context.Context
-			ctx, p.cancel = context.WithCancel(t.agent.ctx)
+			ctx, p.cancel = context.WithCancel(context.Background()) // stop ends it, and says with what grace
 			t.processes[name] = p
 			delete(t.states, name) // its old self's
 			go func() {

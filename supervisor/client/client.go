@@ -50,7 +50,10 @@ func New(socket string) *Client {
 	}
 	hc := &http.Client{Transport: transport}
 	const base = "http://vz"
-	options := []connect.ClientOption{connect.WithReadMaxBytes(64 << 20)}
+	options := []connect.ClientOption{
+		connect.WithReadMaxBytes(64 << 20),
+		connect.WithAcceptCompression("gzip", nil, nil), // the socket is memory: compressing would only cost
+	}
 	return &Client{
 		Environment: vzv1connect.NewEnvironmentServiceClient(hc, base, options...),
 		Machines:    vzv1connect.NewMachineServiceClient(hc, base, options...),

@@ -1,0 +1,155 @@
+//go:build linux
+
+package e2e
+
+import (
+	"bufio"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"vz.test/vz/config"
+	"vz.test/vz/supervisor/api/vzv1"
+)
+
+// never is a process that runs and is never ready.
+func never() config.Process {
+	return config.Process{Command: []string{"sleep", "1000000"}, Ready: &config.Ready{TCPPort: 7001}}
+}
+
+// reaches starts an up and returns when its progress says that a step began
+// ("machine.ready") or ended.
+func (w *world) reaches(step, status string) (wait func() result) {
+	w.t.Helper()
+	cmd := w.command("vz", "up", "--environment", "blue", "--progress", "json")
+	errs, err := cmd.StderrPipe()
+	require.NoError(w.t, err)
+	require.NoError(w.t, cmd.Start())
+	var seen strings.Builder
+	scanner := bufio.NewScanner(errs)
+	for scanner.Scan() {
+		seen.WriteString(scanner.Text() + "\n")
+		e := new(vzv1.Event)
+		if strings.HasPrefix(scanner.Text(), "{") {
+			decode(w.t, scanner.Text(), e)
+		}
+		if p := e.GetProgress(); p.GetStep() == step && p.GetStatus().String() == "STATUS_"+status {
+			w.interrupt = cmd.Process
+			return func() result {
+				for scanner.Scan() {
+					seen.WriteString(scanner.Text() + "\n")
+				}
+				return result{code: w.wait(cmd, cmd.Wait()), err: seen.String()}
+			}
+		}
+	}
+	cmd.Wait()
+	require.Failf(w.t, "the step was never reached", "%s %s in\n%s", step, status, seen.String())
+	return nil
+}
+
+// Ctrl-C during an up ends the up, not what was begun; delete takes that away.
+func TestInterruptedUp(t *testing.T) {
+	t.Parallel()
+	one := host("net")
+	one.Processes["never"] = never()
+	w := newWorld(t, project(map[string]config.Machine{"one": one, "two": host("net")}))
+	wait := w.reaches("machine.ready", "STARTED")
+	require.NoError(t, w.interrupt.Signal(os.Interrupt))
+	r := wait()
+	assert.Equal(t, 1, r.code)
+	assert.Contains(t, r.err, "cancelled")
+	assert.Contains(t, r.err, "vz delete")
+	e := w.status("--environment", "blue")
+	w.eventually("the up is over", func() bool {
+		e = w.status("--environment", "blue")
+		return e.GetState() == vzv1.EnvironmentState_ENVIRONMENT_STATE_FAILED
+	})
+	assert.Contains(t, e.GetMessage(), "cancelled")
+	assert.Contains(t, w.refused("status"), "binding", "an up that failed binds nothing")
+
+	// The next one goes on from there.
+	booted := incarnations(e)
+	delete(one.Processes, "never")
+	w.define(project(map[string]config.Machine{"one": one, "two": host("net")}))
+	w.vz("up", "--environment", "blue")
+	requireReady(t, w.status())
+	assert.Equal(t, booted, incarnations(w.status()), "what was up already stays up")
+
+	// And delete takes away what an interrupted one began.
+	w.vz("delete")
+	one.Processes["never"] = never()
+	w.define(project(map[string]config.Machine{"one": one, "two": host("net")}))
+	wait = w.reaches("machine.boot", "STARTED")
+	require.NoError(t, w.interrupt.Signal(os.Interrupt))
+	require.Equal(t, 1, wait().code)
+	w.observe()
+	w.vz("delete", "--environment", "blue")
+	require.Empty(t, w.awaitNothing())
+}
+
+// A process that fails fails the up, which says step, cause and log.
+func TestFailedUp(t *testing.T) {
+	t.Parallel()
+	one := host("net")
+	one.Processes["broken"] = config.Process{Command: []string{"sh", "-c", "exit 3"}}
+	w := newWorld(t, project(map[string]config.Machine{"one": one}))
+	r := w.run("vz", "up", "--environment", "blue")
+	assert.Equal(t, 1, r.code)
+	assert.Empty(t, r.out)
+	assert.Contains(t, r.err, "✗ machine.ready one")
+	assert.Contains(t, r.err, "process broken of machine one failed: exited with status 3")
+	assert.Contains(t, r.err, "next:")
+	assert.Contains(t, r.err, "supervisor.log")
+	e := w.status("--environment", "blue")
+	assert.Equal(t, vzv1.EnvironmentState_ENVIRONMENT_STATE_FAILED, e.GetState())
+	assert.Contains(t, e.GetMessage(), "broken")
+
+	one.Processes["broken"] = config.Process{Command: []string{"no-such-program"}}
+	w.define(project(map[string]config.Machine{"one": one}))
+	assert.Contains(t, w.refused("up", "--environment", "blue"), "no-such-program")
+}
+
+// A supervisor that is killed at any step of an up leaves what the next up
+// makes whole.
+func TestSupervisorKilledAtEveryStep(t *testing.T) {
+	t.Parallel()
+	one := host("net")
+	one.Processes["greeter"] = echo("hello", 7000)
+	definition := project(map[string]config.Machine{"one": one, "two": host("net")})
+	definition.Paths = []config.Path{path("two-one", "two", "one", 7000)}
+	definition.Faults = []config.Fault{{Name: "slow", Path: "two-one", Seed: 1, TTLMillis: 3600_000, Latency: &config.LatencyFault{DelayMillis: 1}}}
+	w := newWorld(t, definition)
+	for _, step := range []string{"environment.plan", "network", "machine.boot", "machine.configure", "machine.ready", "faults.declare"} {
+		for _, status := range []string{"STARTED", "DONE"} {
+			w.sub(step+" "+status, func(t *testing.T) {
+				wait := w.reaches(step, status)
+				for _, p := range w.find(process.supervisor) {
+					require.NoError(t, syscall.Kill(p.pid, syscall.SIGKILL))
+				}
+				r := wait()
+				if step != "faults.declare" { // which may be over by now
+					assert.Equal(t, 1, r.code, r.String())
+					assert.Contains(t, r.err, "vz:")
+				}
+				w.eventually("nothing of it runs", func() bool { return len(w.processes()) == 0 })
+				for _, m := range w.status("--environment", "blue").GetMachines() {
+					assert.Contains(t, []vzv1.Health{vzv1.Health_HEALTH_INACTIVE, vzv1.Health_HEALTH_UNSUPERVISED}, m.GetHealth(), m.GetName())
+				}
+				w.vz("up", "--environment", "blue")
+				requireReady(t, w.status())
+				assert.Equal(t, "hello", w.python("two", hear, "one", "7000"))
+				w.must("vz-runtime-probe", "receipts", "--verify")
+				if status == "STARTED" {
+					w.vz("stop")
+				} else {
+					w.vz("delete")
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,209 @@
+//go:build linux
+
+package e2e
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// ordinary is a user ID that this machine knows nothing about.
+const ordinary = 61873
+
+// secrets are files that only root, or only another user, may read, in places
+// that Machines see something of. They bear the world's name.
+func (w *world) secrets(text string) []string {
+	w.t.Helper()
+	name := filepath.Base(w.dir)
+	var all []string
+	for _, place := range []struct {
+		dir  string
+		uid  int
+		mode os.FileMode
+	}{
+		{"/etc", 0, 0o600}, {"/etc/ssl", 0, 0o600}, {"/usr/local/bin", 0, 0o700}, {"/usr/local/share", 0, 0o640}, {"/usr/lib", 0, 0o600},
+		{"/opt", 0, 0o600}, {"/srv", 0, 0o644}, {"/var/lib", 0, 0o644}, {"/var/log", 0, 0o644}, {"/var/tmp", 0, 0o644},
+		{"/tmp", 0, 0o644}, {"/root", 0, 0o644}, {"/run", 0, 0o644}, {"/home/" + name, 4242, 0o644}, {"/dev/shm", 0, 0o644},
+	} {
+		if place.dir == "/home/"+name {
+			require.NoError(w.t, os.Mkdir(place.dir, 0o755))
+			w.t.Cleanup(func() { os.RemoveAll(place.dir) })
+		} else if _, err := os.Stat(place.dir); err != nil {
+			continue
+		}
+		path := place.dir + "/" + name + "-secret"
+		require.NoError(w.t, os.WriteFile(path, []byte(text), place.mode))
+		require.NoError(w.t, os.Chmod(path, place.mode))
+		require.NoError(w.t, os.Chown(path, place.uid, place.uid))
+		w.t.Cleanup(func() { os.Remove(path) })
+		all = append(all, path)
+	}
+	return all
+}
+
+// sealed says that what guest root does in a Machine neither tells nor changes
+// anything of the host's. argv runs a shell program in the Machine.
+func (w *world) sealed(t *testing.T, machine string) {
+	t.Helper()
+	text := fmt.Sprintf("kept from Machines %016x", rand.Uint64())
+	secrets := w.secrets(text)
+	sh := func(program string, args ...string) result {
+		return w.tryExec(machine, append([]string{"sh", "-c", program, "sh"}, args...)...)
+	}
+	require.Equal(t, "0\n", sh("id -u").out, "this is about guest root")
+
+	// Read, as it is and after guest root did what root can to get around.
+	targets := append([]string{"/etc/shadow", "/etc/gshadow", "/etc/sudoers", w.state() + "/vz", w.dir + "/home", w.definePath()}, secrets...)
+	for _, around := range []string{
+		":",
+		"umount -l /etc /usr /opt /var/lib/dpkg /home /root /tmp /run 2>&1; mount --bind / /mnt",
+		"chmod -R a+rwX /etc /opt /usr/local /srv /var/lib /root /home 2>&1",
+		"mount -o remount,rw / ; mount -t tmpfs none /mnt; mount -t proc proc /proc",
+		"rm -rf /etc/* ; mount -o remount /etc",
+	} {
+		r := sh(`exec 3>&1 >/dev/null 2>&1; `+around+`; exec >&3; for f in "$@"; do cat "$f" && echo "READ $f"; ls -R "$f" | grep . ; done; grep -rs "kept from Machines" /etc /opt /usr/local /srv /var /root /home /tmp /run /mnt /dev/shm; true`, targets...)
+		assert.Empty(t, r.out, "after %s", around)
+	}
+	// A Machine is as good as new when it was stopped in between; what guest
+	// root tore down above was its own.
+	w.vz("stop")
+	w.vz("up")
+
+	// The host's processes, devices and knobs are not there.
+	assert.Equal(t, "vz-guest\n", sh("cat /proc/1/comm").out)
+	inside := strings.TrimSpace(sh("ls -d /proc/[0-9]* | wc -l").out)
+	assert.Regexp(t, `^[0-9]{1,2}$`, inside, "processes that it sees")
+	for _, forbidden := range []string{
+		"mknod /tmp/disk b 8 0 && head -c1 /tmp/disk",
+		"mknod /tmp/kmsg c 1 11 && head -c1 /tmp/kmsg",
+		"head -c1 /dev/kmsg", "head -c1 /dev/mem", "ls /dev/sd* /dev/vd* /dev/nvme*",
+		"echo 1 > /proc/sysrq-trigger", "echo 1 > /proc/sys/vm/drop_caches", "echo x > /proc/sys/kernel/core_pattern",
+		"echo 60 > /proc/sys/vm/swappiness", "echo 1 > /sys/kernel/mm/ksm/run", "mount -o remount,rw /sys && echo 1 > /sys/kernel/mm/ksm/run",
+		"mount -t ext4 /dev/vda /mnt", "mount -t debugfs none /mnt", "mount -t securityfs none /mnt",
+		"insmod /dev/null", "dmesg | grep .", "date -s 2001-01-01", "swapoff -a && false",
+		"kill -0 $(($(cat /proc/sys/kernel/pid_max) - 1))",
+	} {
+		assert.NotZero(t, sh(forbidden).code, forbidden)
+	}
+
+	// Write: whatever it changes, it changes for itself.
+	before := map[string]string{}
+	watched := append([]string{"/etc/passwd", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/usr/bin/env", "/bin/sh", "/etc/ld.so.cache", bin + "/vz-guest"}, secrets...)
+	for _, path := range watched {
+		before[path] = fingerprint(t, path)
+	}
+	name := filepath.Base(w.dir)
+	sh(`exec >/dev/null 2>&1
+for f in "$@"; do echo changed > "$f"; echo more >> "$f"; mv -f "$f" "$f.moved"; rm -f "$f"; ln -sf /nowhere "$f"; done
+for d in / /etc /usr /usr/bin /usr/local /usr/local/bin /opt /srv /var /var/lib /var/tmp /tmp /root /home /run /dev /dev/shm /mnt; do echo mine > $d/`+name+`-mine; mkdir -p $d/`+name+`-dir; done
+chown -R 1000:1000 /etc /opt; chmod 777 /etc /usr /; touch -d 2001-01-01 /usr/bin/env; hostname changed`, watched...)
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	assert.NotEqual(t, "changed", host)
+	for _, path := range watched {
+		assert.Equal(t, before[path], fingerprint(t, path), path)
+	}
+	for _, dir := range []string{"/", "/etc", "/usr", "/usr/bin", "/usr/local", "/usr/local/bin", "/opt", "/srv", "/var", "/var/lib", "/var/tmp", "/tmp", "/root", "/home", "/run", "/dev", "/dev/shm", "/mnt"} {
+		assert.NoFileExists(t, dir+"/"+name+"-mine")
+		assert.NoDirExists(t, dir+"/"+name+"-dir")
+	}
+}
+
+// fingerprint is a file's content, owner, mode and time.
+func fingerprint(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	info, err := os.Lstat(path)
+	require.NoError(t, err)
+	owner := info.Sys().(*syscall.Stat_t)
+	return fmt.Sprintf("%x %v %d:%d %v", sha256.Sum256(text), info.Mode(), owner.Uid, owner.Gid, info.ModTime())
+}
+
+func TestHostIsSealed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, sole())
+	w.vz("up", "--environment", "blue")
+
+	w.sub("guest root is not host root", func(t *testing.T) {
+		agent := w.one("agent", process.agent)
+		info, err := os.Stat(fmt.Sprintf("/proc/%d", agent.pid))
+		require.NoError(t, err)
+		assert.Greater(t, info.Sys().(*syscall.Stat_t).Uid, uint32(1000))
+		for _, kind := range []string{"user", "mnt", "pid", "uts", "ipc", "net", "cgroup"} {
+			ours, err := os.Readlink("/proc/self/ns/" + kind)
+			require.NoError(t, err)
+			theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", agent.pid, kind))
+			require.NoError(t, err)
+			assert.NotEqual(t, ours, theirs, kind)
+		}
+	})
+	w.sealed(t, "one")
+
+	w.sub("the supervisor gave its privileges up", func(t *testing.T) {
+		supervisor := w.one("supervisor", process.supervisor)
+		for line := range lines(fmt.Sprintf("/proc/%d/status", supervisor.pid)) {
+			fields := strings.Fields(line)
+			switch fields[0] {
+			case "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:", "CapInh:":
+				assert.Equal(t, "0000000000000000", fields[1], fields[0])
+			case "NoNewPrivs:":
+				assert.Equal(t, "1", fields[1])
+			}
+		}
+	})
+}
+
+// An ordinary user, whom the machine gives /dev/net/tun as distributions do,
+// has the whole way too, and neither he nor his Machine learns more.
+func TestOrdinaryUser(t *testing.T) {
+	t.Parallel()
+	definition := site()
+	w := newWorldOf(t, ordinary, definition)
+	require.Equal(t, itoa(ordinary)+"\n", w.must("id", "-u"))
+	w.vz("up", "--environment", "blue")
+	e := w.status()
+	requireReady(t, e)
+	for _, p := range w.processes() {
+		info, err := os.Stat(fmt.Sprintf("/proc/%d", p.pid))
+		if err == nil {
+			assert.NotZero(t, info.Sys().(*syscall.Stat_t).Uid, "%s runs as root", p)
+		}
+	}
+	for _, m := range e.GetMachines() {
+		noted := map[string]bool{}
+		for _, n := range m.GetCapabilities().GetNotes() {
+			noted[n.GetCapability()] = true
+			assert.NotEmpty(t, n.GetReason())
+		}
+		assert.True(t, noted["user_ids"], "without a subordinate range there is one ID, and that is said: %v", m.GetCapabilities())
+		assert.True(t, noted["limit_pids"], "no cgroup is delegated, and that is said: %v", m.GetCapabilities())
+	}
+
+	const page = "an ordinary page\n"
+	w.exec("web", "sh", "-c", "printf '"+page+"' > /tmp/www/index.html")
+	assert.Equal(t, page, w.exec("client", "curl", "-sS", "--fail", "https://shop.test/"))
+	proxy := e.GetProxy()
+	r := w.run("curl", "-sS", "--fail", "--proxy", proxy.GetUrl(), "--cacert", proxy.GetCaPath(), "https://shop.test/")
+	assert.Equal(t, page, r.out, r.String())
+
+	// Not even root's processes are served by what is this user's.
+	out, err := exec.Command("curl", "-sS", "--max-time", "60", "--proxy", proxy.GetUrl(), "--cacert", proxy.GetCaPath(), "https://shop.test/").CombinedOutput()
+	assert.Error(t, err, "%s", out)
+	w.sealed(t, "client")
+
+	w.vz("stop")
+	w.eventually("nothing runs", func() bool { return len(w.running()) == 0 })
+	w.vz("up")
+	sameIdentity(t, e, w.status())
+}
