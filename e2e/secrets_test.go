@@ -62,20 +62,36 @@ func (w *world) sealed(t *testing.T, machine string) {
 	}
 	require.Equal(t, "0\n", sh("id -u").out, "this is about guest root")
 
-	// Read, as it is and after guest root did what root can to get around.
-	targets := append([]string{"/etc/shadow", "/etc/gshadow", "/etc/sudoers", w.state() + "/vz", w.dir + "/home", w.definePath()}, secrets...)
+	// Read, as it is and after guest root did what root can to get around. Each
+	// time in a mount namespace of its own, and by the shell alone: it may have
+	// taken its own tools away.
+	targets := append([]string{"/etc/shadow", "/etc/gshadow", "/etc/sudoers", w.state() + "/vz/.", w.dir + "/home/.", w.definePath()}, secrets...)
 	for _, around := range []string{
 		":",
-		"umount -l /etc /usr /opt /var/lib/dpkg /home /root /tmp /run 2>&1; mount --bind / /mnt",
-		"chmod -R a+rwX /etc /opt /usr/local /srv /var/lib /root /home 2>&1",
-		"mount -o remount,rw / ; mount -t tmpfs none /mnt; mount -t proc proc /proc",
-		"rm -rf /etc/* ; mount -o remount /etc",
+		"umount -l /etc",
+		"umount -l /usr",
+		"umount -l /opt /home /root /tmp /run /sys /dev; umount -l /proc",
+		"mkdir -p /mnt/etc; mount --bind / /mnt; mount --rbind / /mnt; cd /mnt",
+		"mount -o remount,rw /; mount -o remount,rw /etc; mount -t tmpfs none /mnt; mount -t proc proc /proc; cd /proc/1/root",
+		"mkdir -p /mnt/new/old; mount -t tmpfs none /mnt/new; mkdir /mnt/new/old; pivot_root /mnt/new /mnt/new/old; cd /old",
+		"chmod -R a+rwX /etc /opt /usr/local /srv /var/lib /root /home",
+		"rm -rf /etc/*; mv /usr/local/bin /usr/local/bin.moved; rmdir /opt; mkdir /opt",
 	} {
-		r := sh(`exec 3>&1 >/dev/null 2>&1; `+around+`; exec >&3; for f in "$@"; do cat "$f" && echo "READ $f"; ls -R "$f" | grep . ; done; grep -rs "kept from Machines" /etc /opt /usr/local /srv /var /root /home /tmp /run /mnt /dev/shm; true`, targets...)
-		assert.Empty(t, r.out, "after %s", around)
+		r := sh(`exec unshare --mount --propagation private sh -c '
+exec 3>&1 >/dev/null 2>&1
+`+around+`
+for f in "$@"; do
+	for path in "$f" ".$f"; do
+		{ IFS= read -r line < "$path"; } && echo "READ $path: $line" >&3
+		[ -d "$path" ] && echo "SAW $path" >&3
+	done
+done
+echo tried >&3' sh "$@"`, targets...)
+		assert.Equal(t, "tried\n", r.out, "after %s: %s", around, r.err)
 	}
-	// A Machine is as good as new when it was stopped in between; what guest
-	// root tore down above was its own.
+	found := sh(`echo "kept from Machines" > /root/own; grep -rlsI "kept from Machines" /etc /opt /usr/local /srv /var /root /home /tmp /run /mnt /dev/shm`)
+	assert.Equal(t, "/root/own\n", found.out, "what it finds is its own")
+	// What guest root tore down is its own, and an up makes it work again.
 	w.vz("stop")
 	w.vz("up")
 

@@ -34,7 +34,8 @@ type Options struct {
 	// GatewayMAC is what every Machine sees for every address.
 	GatewayMAC packet.MAC
 	// OnRefusal is told of refusals, new kinds first and no more than about
-	// ten a second. It is called by one goroutine, and may be nil.
+	// ten a second. It is called by one goroutine, which Close waits for, and
+	// may be nil.
 	OnRefusal func(Refusal)
 	// MaxFlows bounds the flow table, MaxMachineFlows what one attachment opens
 	// of it, so that one Machine's flood costs only itself. Zero: the defaults,
@@ -149,7 +150,7 @@ func (d *Domain) keep() {
 }
 
 // Update replaces the desired state. Ports stay connected where their
-// attachment stays, flows go on where a path still allows them, whatever its
+// attachment and its MTU stay, flows go on where a path still allows them, whatever its
 // name; others end, and their next packet is refused. Listeners on addresses
 // that are gone are closed. On an error nothing has changed.
 func (d *Domain) Update(spec Spec) error {
@@ -200,8 +201,11 @@ func moveports(old, next *world) (gone []*port) {
 		case after == nil || after.network.MTU != before.network.MTU || at.machine == hostName: // see connectHost
 			gone = append(gone, p)
 		default:
-			after.port.Store(p)
 			p.station.Store(after)
+			after.port.Store(p)
+			if p.failed.Load() && after.port.CompareAndSwap(p, nil) { // too early to be let go
+				gone = append(gone, p)
+			}
 		}
 	}
 	return gone

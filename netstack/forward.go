@@ -124,7 +124,7 @@ func (w *worker) transit(from *station, info *packet.Info) bool {
 // same key, or somebody else has the sender's address now.
 func over(from *station, way *flow.Way[route], info *packet.Info) bool {
 	return way.Flow().Value.ends[way.Direction()] != from ||
-		dials(info) && way.Flow().State() == flow.Closed
+		dials(info) && way.Flow().State() >= flow.Closing
 }
 
 // dials reports whether info is the segment that opens a TCP connection.

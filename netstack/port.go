@@ -18,6 +18,7 @@ import (
 type port struct {
 	link    link.Port
 	station atomic.Pointer[station]
+	failed  atomic.Bool // set before it is let go
 	done    chan struct{}
 }
 
@@ -58,6 +59,7 @@ func (d *Domain) read(p *port) {
 		w.flush()
 	}
 	// Only if nobody else has taken it, who closes it then.
+	p.failed.Store(true)
 	if s := p.station.Load(); s.port.CompareAndSwap(p, nil) {
 		_ = p.link.Close()
 		d.endFlows(s)
@@ -96,9 +98,13 @@ func (w *worker) flush() {
 	if w.outN == 0 {
 		return
 	}
-	n, _ := w.outTo.link.WriteFrames(w.out[:w.outN])
+	n, err := w.outTo.link.WriteFrames(w.out[:w.outN])
 	if lost := w.outN - n; lost > 0 {
-		w.outTo.station.Load().tally.drops[policy.PortOverflow].Add(uint64(lost))
+		why := policy.PortOverflow
+		if err != nil {
+			why = policy.UnreachableMachine
+		}
+		w.outTo.station.Load().tally.drops[why].Add(uint64(lost))
 	}
 	w.outN = 0
 }

@@ -55,7 +55,7 @@ func (s *Supervisor) openNetwork(t *topology, proxyPort int) (*network, error) {
 		n.close(s, faults.WhyOwnerExit)
 		return nil, fmt.Errorf("the proxy's port on the host: %w", err)
 	}
-	n.proxy = ingress.NewProxy(ingress.ProxyConfig{Resolve: n.resolve, Hosts: n.hosts, Dial: domain.DialHost, OwnerUID: s.registry.UID(), Log: s.log})
+	n.proxy = ingress.NewProxy(ingress.ProxyConfig{Environment: s.snapshot().Name, Resolve: n.resolve, Hosts: n.hosts, Dial: domain.DialHost, OwnerUID: s.registry.UID(), Log: s.log})
 	n.serving.Go(func() { s.report("proxy", n.proxy.Serve(listener)) })
 	if err := n.listen(s); err != nil {
 		n.close(s, faults.WhyOwnerExit)
