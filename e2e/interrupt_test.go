@@ -109,9 +109,20 @@ func TestFailedUp(t *testing.T) {
 	assert.Equal(t, vzv1.EnvironmentState_ENVIRONMENT_STATE_FAILED, e.GetState())
 	assert.Contains(t, e.GetMessage(), "broken")
 
+	// The same up again tries again; here what was wrong lay outside of vz.
+	before := incarnations(e)
+	one.Processes["broken"] = config.Process{Command: []string{"sh", "-c", "[ -e /root/mended ] || exit 4; exec sleep 1000000"}}
+	w.define(project(map[string]config.Machine{"one": one}))
+	assert.Contains(t, w.refused("up", "--environment", "blue"), "exited with status 4")
+	w.vz("exec", "--environment", "blue", "--", "touch", "/root/mended")
+	w.vz("up", "--environment", "blue")
+	e = w.status()
+	requireReady(t, e)
+	assert.Equal(t, before, incarnations(e))
+
 	one.Processes["broken"] = config.Process{Command: []string{"no-such-program"}}
 	w.define(project(map[string]config.Machine{"one": one}))
-	assert.Contains(t, w.refused("up", "--environment", "blue"), "no-such-program")
+	assert.Contains(t, w.refused("up"), "no-such-program")
 }
 
 // A supervisor that is killed at any step of an up leaves what the next up

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"vz.test/vz/config"
 	"vz.test/vz/guest"
 	"vz.test/vz/guest/wire"
@@ -56,8 +58,9 @@ type live struct {
 	leave    sync.Once
 
 	mu        sync.Mutex
-	processes map[string]*wire.ProcessStatus
-	changed   chan struct{} // closed and replaced when a process's state changes
+	declared  map[string]*wire.ProcessSpec
+	processes map[string]*wire.ProcessStatus // of declared ones, as the agent told last
+	changed   chan struct{}                  // closed and replaced when a process's state changes
 }
 
 // bootDigest names everything of a Machine that only a new boot can change.
@@ -143,7 +146,7 @@ func (s *Supervisor) boot(ctx context.Context, op *operation, definition *config
 	if err != nil {
 		return done("", ended(instance, err))
 	}
-	if err := l.session.SetProcesses(patience, processSpecs(declared)); err != nil {
+	if err := l.setProcesses(patience, processSpecs(declared)); err != nil {
 		return done("", ended(instance, err))
 	}
 	done("", nil)
@@ -257,10 +260,33 @@ func processSpecs(declared config.Machine) []*wire.ProcessSpec {
 	return specs
 }
 
+// setProcesses makes a Machine's declared processes these. What is known of one
+// that is declared otherwise now, or that failed and is begun again, is of the
+// past and forgotten first.
+func (l *live) setProcesses(ctx context.Context, specs []*wire.ProcessSpec) error {
+	l.mu.Lock()
+	before := l.declared
+	l.declared = map[string]*wire.ProcessSpec{}
+	for _, spec := range specs {
+		l.declared[spec.GetName()] = spec
+	}
+	for name, status := range l.processes {
+		if !proto.Equal(before[name], l.declared[name]) || status.GetState() == wire.ProcessStatus_STATE_FAILED {
+			delete(l.processes, name)
+		}
+	}
+	l.mu.Unlock()
+	return l.session.SetProcesses(ctx, specs)
+}
+
 // watchProcesses keeps the states of a Machine's declared processes.
 func (s *Supervisor) watchProcesses(ctx context.Context, l *live) {
 	err := l.session.WatchProcesses(ctx, func(p *wire.ProcessStatus) error {
 		l.mu.Lock()
+		if l.declared[p.GetName()] == nil {
+			l.mu.Unlock()
+			return nil // it ended because it is declared no longer
+		}
 		l.processes[p.GetName()] = p
 		close(l.changed)
 		l.changed = make(chan struct{})

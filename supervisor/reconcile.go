@@ -231,7 +231,7 @@ func (s *Supervisor) ensureMachine(ctx context.Context, op *operation, definitio
 		if l == nil {
 			return fmt.Errorf("machine %s ended as soon as it was up", m.Name)
 		}
-	} else if err := l.session.SetProcesses(ctx, specs); err != nil {
+	} else if err := l.setProcesses(ctx, specs); err != nil {
 		return fmt.Errorf("machine %s: %w", m.Name, err)
 	}
 	if len(specs) == 0 {

@@ -14,9 +14,12 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -99,6 +102,9 @@ type Supervisor struct {
 func Run(ctx context.Context, o Options) error {
 	id := o.Owner.Environment()
 	record, err := o.Registry.Record(id)
+	if damage := (*registry.CorruptError)(nil); errors.As(err, &damage) {
+		return errors.Join(err, clean(ctx, o)) // for the delete that is to come
+	}
 	if err != nil {
 		return err
 	}
@@ -169,6 +175,20 @@ func (s *Supervisor) leave() {
 			r.State, r.Message = registry.Stopped, ""
 		}
 	})
+}
+
+// clean ends what an earlier supervisor left of Machines of which nothing tells
+// any more but their directories.
+func clean(ctx context.Context, o Options) error {
+	id := o.Owner.Environment()
+	left, err := os.ReadDir(filepath.Dir(o.Registry.MachineDir(id, "any")))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range left {
+		err = errors.Join(err, o.Driver.Clean(ctx, id, e.Name()))
+	}
+	return err
 }
 
 // settle makes the record true again after a supervisor that died: its

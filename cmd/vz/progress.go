@@ -69,7 +69,7 @@ func (*plainProgress) close() {}
 // ttyProgress keeps the steps under way on the last line and lets the ended
 // ones scroll by above it.
 type ttyProgress struct {
-	w     io.Writer
+	w     *os.File
 	color bool
 
 	mu      sync.Mutex
@@ -80,7 +80,7 @@ type ttyProgress struct {
 	stopped sync.WaitGroup
 }
 
-func newTTYProgress(w io.Writer, color bool) *ttyProgress {
+func newTTYProgress(w *os.File, color bool) *ttyProgress {
 	p := &ttyProgress{w: w, color: color, began: time.Now(), stop: make(chan struct{})}
 	p.stopped.Go(p.tick)
 	return p
@@ -135,7 +135,12 @@ func (p *ttyProgress) draw() {
 	for _, r := range p.running {
 		names = append(names, title(r))
 	}
-	fmt.Fprintf(p.w, "… %s  %.1fs", strings.Join(names, ", "), time.Since(p.began).Seconds())
+	line := []rune(fmt.Sprintf("… %.1fs  %s", time.Since(p.began).Seconds(), strings.Join(names, ", ")))
+	// A line that wraps could not be taken back.
+	if columns, _, err := term.GetSize(int(p.w.Fd())); err == nil && columns > 1 && len(line) >= columns {
+		line = append(line[:columns-2], '…')
+	}
+	fmt.Fprint(p.w, string(line))
 }
 
 // clear takes our line away, and nobody else's.

@@ -208,8 +208,13 @@ func (a *agent) Hello(_ context.Context, request *connect.Request[wire.HelloRequ
 	response := &wire.HelloResponse{
 		Protocol:     min(request.Msg.GetProtocol(), wire.Protocol),
 		AgentVersion: a.options.Version,
-		Capabilities: []string{"posix_exec", "posix_pty", "processes", "logs"},
+		Capabilities: []string{"posix_exec", "processes", "logs"},
 		BootId:       a.bootID,
+	}
+	if t, failed := openTerminal(&wire.WindowSize{}); failed == nil { // its driver may have mounted no devpts
+		t.closeTheirs()
+		t.closeOurs()
+		response.Capabilities = append(response.Capabilities, "posix_pty")
 	}
 	if response.Protocol < wire.OldestProtocol {
 		response.Protocol = wire.OldestProtocol

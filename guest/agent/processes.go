@@ -79,7 +79,8 @@ func newTable(a *agent) *table {
 	return &table{agent: a, processes: map[string]*process{}, states: map[string]*state{}, version: 1, changed: make(chan struct{})}
 }
 
-// SetProcesses makes the declared processes those of the request.
+// SetProcesses makes the declared processes those of the request. One that has
+// failed for good is begun again: whoever asks has mended the cause.
 func (a *agent) SetProcesses(_ context.Context, request *connect.Request[wire.SetProcessesRequest]) (*connect.Response[wire.SetProcessesResponse], error) {
 	if err := a.begin(); err != nil {
 		return nil, err
@@ -115,7 +116,7 @@ func (t *table) set(specs map[string]*wire.ProcessSpec) {
 	t.mu.Lock()
 	for name, p := range t.processes {
 		spec := specs[name]
-		if spec != nil && proto.Equal(spec, p.spec) {
+		if spec != nil && proto.Equal(spec, p.spec) && !t.failed(name) {
 			continue
 		}
 		delete(t.processes, name)
@@ -149,6 +150,13 @@ func (t *table) set(specs map[string]*wire.ProcessSpec) {
 		}
 		t.mu.Unlock()
 	}
+}
+
+// failed says whether a process has ended badly and is not begun again. The
+// caller holds mu.
+func (t *table) failed(name string) bool {
+	s := t.states[name]
+	return s != nil && s.status.GetState() == wire.ProcessStatus_STATE_FAILED
 }
 
 // stop ends all of them and their logs; a grace of 0 is SIGKILL at once.

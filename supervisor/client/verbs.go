@@ -176,6 +176,7 @@ func Stop(ctx context.Context, r *registry.Registry, environment string, onEvent
 	if _, err = Follow(stream, onEvent); err != nil {
 		return err
 	}
+	c.Close() // or its end waits a second for that of an idle connection
 	return ended(ctx, r, environment)
 }
 
@@ -183,6 +184,11 @@ func Stop(ctx context.Context, r *registry.Registry, environment string, onEvent
 // its receipts. One whose record is gone or damaged, so that no supervisor can
 // start on it, is cleared away here; then there is no head.
 func Delete(ctx context.Context, r *registry.Registry, s *registry.Selection, onEvent func(*vzv1.Event)) (*vzv1.ReceiptHead, error) {
+	if damage := (*registry.CorruptError)(nil); errors.As(s.Err, &damage) {
+		// No supervisor can run on it, but one that tries ends what is left
+		// of the Machines first.
+		start(ctx, r, s.EnvironmentID)
+	}
 	if s.Err != nil {
 		return nil, r.Remove(s.ProjectID, s.EnvironmentID, nil)
 	}
@@ -202,6 +208,7 @@ func Delete(ctx context.Context, r *registry.Registry, s *registry.Selection, on
 	if err != nil {
 		return nil, err
 	}
+	c.Close() // as above
 	if err := ended(ctx, r, s.EnvironmentID); err != nil {
 		return nil, err
 	}
