@@ -132,6 +132,16 @@ func (d *Domain) current() *world {
 	return d.world
 }
 
+// alive is current, or ErrClosed.
+func (d *Domain) alive() (*world, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.closed {
+		return nil, ErrClosed
+	}
+	return d.world, nil
+}
+
 // keep expires what is idle and reports refusals until the Domain closes.
 func (d *Domain) keep() {
 	tick := time.NewTicker(sweep)
@@ -159,11 +169,9 @@ func (d *Domain) Update(spec Spec) error {
 	}
 	d.change.Lock()
 	defer d.change.Unlock()
-	d.mu.RLock()
-	old, closed := d.world, d.closed
-	d.mu.RUnlock()
-	if closed {
-		return ErrClosed
+	old, err := d.alive()
+	if err != nil {
+		return err
 	}
 	next, err := d.compile(spec, old)
 	if err != nil {
@@ -303,13 +311,12 @@ func (e *UnknownError) Error() string { return fmt.Sprintf("netstack: unknown %s
 func (d *Domain) Attach(machine, network string, port link.Port) error {
 	d.change.Lock()
 	defer d.change.Unlock()
-	d.mu.RLock()
-	s, closed := d.world.stations[place{machine, network}], d.closed
-	d.mu.RUnlock()
-	switch {
-	case closed:
-		return ErrClosed
-	case s == nil || machine == hostName:
+	w, err := d.alive()
+	if err != nil {
+		return err
+	}
+	s := w.stations[place{machine, network}]
+	if s == nil || machine == hostName {
 		return &UnknownError{"attachment", machine + " on " + network}
 	}
 	d.connect(s, port)

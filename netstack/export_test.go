@@ -1,6 +1,8 @@
 package netstack
 
 import (
+	"unsafe"
+
 	"vz.test/vz/netstack/link"
 	"vz.test/vz/netstack/packet"
 )
@@ -46,3 +48,6 @@ func (d *Domain) SinkCarrier(machine, network string) *Carrier {
 	d.gateway.stack = func([]byte, *packet.Info) {}
 	return d.Carrier(machine, network)
 }
+
+// RouteSize is what flow's TestSize takes a Value to have.
+const RouteSize = unsafe.Sizeof(route{})

@@ -68,6 +68,7 @@ func (w *worker) enter(from *station, f *link.Frame) {
 // the gateway.
 func (w *worker) pass(from *station, f *link.Frame) {
 	info := &w.info
+	f.Data = f.Data[:info.Length] // padding ends here
 	if info.SourceRoute {
 		w.drop(from, policy.SourceRouted)
 		return
@@ -279,10 +280,20 @@ func tooBig(f *link.Frame, info *packet.Info, pieces, mtu int) bool {
 	return info.DontFragment && info.Length-packet.EthernetLen > mtu
 }
 
+// ICMP errors that go nowhere.
+const (
+	icmpSourceQuench = 4
+	icmpRedirect     = 5
+)
+
 // report takes one ICMP error. It goes along the way of the flow that it is
 // about, with the packet that it quotes translated (RFC 5508, 4.2).
 func (w *worker) report(from *station, f *link.Frame) {
 	info := &w.info
+	if info.ICMPType == icmpSourceQuench || info.ICMPType == icmpRedirect { // RFC 6633; not a router's
+		w.drop(from, policy.UnrelatedError)
+		return
+	}
 	if err := packet.DecodeEmbedded(f.Data, info, &w.quoted); err != nil {
 		w.drop(from, policy.Malformed)
 		return

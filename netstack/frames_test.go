@@ -110,6 +110,9 @@ func TestSilentDrops(t *testing.T) {
 		{"unrelated ICMP error", policy.UnrelatedError, func(*netstacktest.Line) []byte {
 			return packettest.ICMP(webBack, dbBack, 3, 3, 0, tcp("10.20.0.3:1", "10.20.0.2:2", packet.SYN)[14:])
 		}},
+		{"redirect", policy.UnrelatedError, func(*netstacktest.Line) []byte {
+			return packettest.ICMP(webBack, dbBack, 5, 1, 0, udp("10.20.0.3:5000", "10.20.0.2:2", 10)[14:])
+		}},
 		{"stray echo reply", policy.NoFlow, func(*netstacktest.Line) []byte {
 			return packettest.ICMP(webBack, dbBack, 0, 0, 7<<16|1, nil)
 		}},
@@ -213,6 +216,17 @@ func TestTTL(t *testing.T) {
 	assert.EqualValues(t, packet.ICMPEchoReply, info.ICMPType)
 	assert.EqualValues(t, 7, info.ICMPIdentifier)
 	assert.EqualValues(t, 64, info.TTL)
+}
+
+// What follows the IP packet in a frame stays behind.
+func TestPaddingEnds(t *testing.T) {
+	spec := netstacktest.Shop()
+	d := netstacktest.New(t, spec, netstack.Options{})
+	web := netstacktest.Plug(t, d, spec, "web", "back", 9000, netstacktest.None)
+	db := netstacktest.Plug(t, d, spec, "db", "back", 1500, netstacktest.None)
+	web.Send(append(udp("10.20.0.2:40000", "10.20.0.3:5000", 1), make([]byte, 3000)...))
+	f, info := db.Next()
+	assert.Len(t, f.Data, info.Length)
 }
 
 func TestEchoBetweenMachines(t *testing.T) {

@@ -24,6 +24,9 @@ func (e *NotConnectedError) Error() string {
 // ListenPacket receives UDP on a gateway's address. Clients are seen by their
 // inside address.
 func (d *Domain) ListenPacket(addr netip.AddrPort) (net.PacketConn, error) {
+	if _, err := d.alive(); err != nil {
+		return nil, err
+	}
 	c, err := d.stack.ListenPacket(addr)
 	if err != nil {
 		return nil, fmt.Errorf("netstack: listen udp %s: %w", addr, err)
@@ -35,6 +38,9 @@ func (d *Domain) ListenPacket(addr netip.AddrPort) (net.PacketConn, error) {
 // clients come from their public address, to a gateway from their inside one.
 // The connections have CloseWrite.
 func (d *Domain) Listen(addr netip.AddrPort) (net.Listener, error) {
+	if _, err := d.alive(); err != nil {
+		return nil, err
+	}
 	l, err := d.stack.Listen(addr)
 	if err != nil {
 		return nil, fmt.Errorf("netstack: listen tcp %s: %w", addr, err)
@@ -47,7 +53,10 @@ func (d *Domain) Listen(addr netip.AddrPort) (net.Listener, error) {
 // Errors: UnknownError, NotConnectedError at once when the Machine has no port,
 // else a *net.OpError with ECONNREFUSED and the like, or ctx's.
 func (d *Domain) DialBackend(ctx context.Context, endpoint string) (net.Conn, error) {
-	w := d.current()
+	w, err := d.alive()
+	if err != nil {
+		return nil, err
+	}
 	e, name := w.endpoint(endpoint), backendPath(endpoint)
 	if e == nil {
 		return nil, &UnknownError{"endpoint", endpoint}
@@ -91,7 +100,10 @@ func (w *world) endpoint(name string) *Endpoint {
 // does, along the path host:ENDPOINT. The connection has CloseWrite. Errors:
 // UnknownError, else a *net.OpError with ECONNREFUSED and the like, or ctx's.
 func (d *Domain) DialHost(ctx context.Context, endpoint string, port uint16) (net.Conn, error) {
-	w := d.current()
+	w, err := d.alive()
+	if err != nil {
+		return nil, err
+	}
 	e, h := w.endpoint(endpoint), d.host.Load()
 	switch {
 	case e == nil:

@@ -200,6 +200,14 @@ func TestClosedPortLeavesNothing(t *testing.T) {
 	a, b := link.Pipe(1500, netstacktest.None)
 	defer a.Close()
 	require.ErrorIs(t, d.Attach("web", "back", b), netstack.ErrClosed)
+	_, err = d.Listen(at("10.20.0.1:53"))
+	require.ErrorIs(t, err, netstack.ErrClosed)
+	_, err = d.ListenPacket(at("10.20.0.1:53"))
+	require.ErrorIs(t, err, netstack.ErrClosed)
+	_, err = d.DialHost(t.Context(), "shop", 443)
+	require.ErrorIs(t, err, netstack.ErrClosed)
+	_, err = d.DialBackend(t.Context(), "shop")
+	require.ErrorIs(t, err, netstack.ErrClosed)
 }
 
 // A guest that doesn't read loses its own frames, and others' go on.
@@ -222,6 +230,52 @@ func TestSlowGuestCostsOnlyItself(t *testing.T) {
 	assert.Greater(t, lost(), uint64(0))
 	assert.Less(t, lost(), uint64(sent))
 	assert.Zero(t, netstacktest.Count(d, "web", "edge", policy.PortOverflow))
+}
+
+// stuck is a port whose far side doesn't let a write return.
+type stuck struct {
+	link.Port
+	writing chan struct{}
+	free    chan struct{}
+}
+
+func (s *stuck) WriteFrames(frames []link.Frame) (int, error) {
+	s.writing <- struct{}{}
+	<-s.free
+	return len(frames), nil
+}
+
+// No lock is held across a guest write: while one hangs, all else goes on.
+func TestNoLockIsHeldAcrossAWrite(t *testing.T) {
+	spec := netstacktest.Shop()
+	d := netstacktest.New(t, spec, netstack.Options{})
+	ours, theirs := link.Pipe(1500, netstacktest.None)
+	defer ours.Close()
+	db := &stuck{theirs, make(chan struct{}), make(chan struct{})}
+	require.NoError(t, d.Attach("db", "back", db))
+	web := netstacktest.Plug(t, d, spec, "web", "back", 1500, netstacktest.None)
+	client := netstacktest.Boot(t, d, spec, "client", "edge")
+	l, err := d.Listen(at("198.51.100.1:443"))
+	require.NoError(t, err)
+
+	web.Send(udp("10.20.0.2:40000", "10.20.0.3:5000", 10))
+	<-db.writing
+	next := netstacktest.Shop()
+	next.Paths[0].Protocol = "any"
+	require.NoError(t, d.Update(next))
+	require.NoError(t, d.Impair("web-udp", &conditioner{}))
+	from := echo(l)
+	c, err := client.Connect("198.51.100.1:443")
+	require.NoError(t, err)
+	talk(t, c, 100_000)
+	<-from
+	assert.Len(t, d.Flows(), 2)
+	assert.NotEmpty(t, d.Ports())
+	d.Expire()
+	_, err = client.Connect("100.64.0.77:1")
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	assert.NotEmpty(t, d.Refusals())
+	close(db.free)
 }
 
 func TestFlowsExpire(t *testing.T) {

@@ -297,3 +297,7 @@ type passing struct{}
 
 func (passing) Condition(*packet.Flight) packet.Verdict { return packet.Pass }
 func (passing) Forget(uint64)                           {}
+
+func TestRouteSize(t *testing.T) {
+	assert.EqualValues(t, 48, netstack.RouteSize, "flow's TestSize measures with this")
+}

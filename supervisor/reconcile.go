@@ -272,6 +272,7 @@ func (s *Supervisor) Stop(ctx context.Context, send func(*vzv1.Event) error) err
 		result = err.Error()
 	}
 	err = errors.Join(err, s.receipt("lifecycle", lifecycle{Operation: "stop", Result: result}))
+	s.ending = true
 	s.finish(op, err, &vzv1.Progress{})
 	s.end()
 	return nil
@@ -306,6 +307,7 @@ func (s *Supervisor) Delete(ctx context.Context, send func(*vzv1.Event) error) e
 	defer done()
 	ctx = context.WithoutCancel(ctx)
 	head, err := s.delete(ctx, op)
+	s.ending = true
 	s.finish(op, err, &vzv1.Progress{ReceiptHead: head})
 	s.end()
 	return nil
@@ -329,7 +331,6 @@ func (s *Supervisor) delete(ctx context.Context, op *operation) (*vzv1.ReceiptHe
 	if err := s.receipt("lifecycle", lifecycle{Operation: "delete", Result: "deleted"}); err != nil {
 		return nil, err
 	}
-	s.deleted = true
 	if s.receipts == nil {
 		return nil, nil
 	}

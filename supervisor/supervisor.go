@@ -81,8 +81,8 @@ type Supervisor struct {
 	end      func() // ends Run
 
 	// work is held by the one operation that may change the Environment now.
-	work    chan struct{}
-	deleted bool // nothing is left but the directory, which is the client's to remove
+	work   chan struct{}
+	ending bool // a stop or a delete was carried out; nothing may begin any more
 
 	mu sync.Mutex
 	// network, domain and definition are written by the holder of work, under
@@ -298,9 +298,9 @@ func (s *Supervisor) begin(ctx context.Context, name string, send func(*vzv1.Eve
 	case <-ctx.Done():
 		return nil, nil, context.Cause(ctx)
 	}
-	if s.deleted {
+	if s.ending {
 		<-s.work
-		return nil, nil, api.NewProblem(connect.CodeNotFound, "the Environment was deleted", "", "")
+		return nil, nil, api.Ending
 	}
 	return &operation{name: name, events: s.events, began: time.Now(), send: send}, func() { <-s.work }, nil
 }

@@ -39,6 +39,16 @@ func NewProblem(code connect.Code, what, why, next string) *Problem {
 	return &Problem{Code: code, What: what, Why: why, Next: next}
 }
 
+// Ending says that a stop or a delete was carried out and the supervisor is
+// about to end. Whoever is told waits for that and asks the next one.
+var Ending = NewProblem(connect.CodeAborted, "the supervisor is ending", "a stop or a delete came first", "run the command again")
+
+// IsEnding says whether a supervisor answered Ending.
+func IsEnding(err error) bool {
+	var p *Problem
+	return errors.As(FromConnect(err), &p) && p.Code == Ending.Code
+}
+
 // Message is the problem as the API carries it.
 func (p *Problem) Message() *vzv1.Error {
 	return &vzv1.Error{What: p.What, Why: p.Why, Next: p.Next, LogPath: p.LogPath, Unsupported: p.Unsupported}

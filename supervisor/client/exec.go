@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	"vz.test/vz/guest/wire"
 	"vz.test/vz/supervisor/api/vzv1"
@@ -53,7 +54,12 @@ func (c *Client) Run(ctx context.Context, e Exec) (int, error) {
 	if err != nil && !errors.Is(err, io.EOF) { // EOF: Receive has the reason
 		return StatusFailed, Problem(err)
 	}
-	go send(ctx, e, func(input *wire.ExecRequest) error {
+	// The end of ctx alone does not wake a transport that waits for more of the
+	// request's body.
+	stop := context.AfterFunc(ctx, func() { stream.CloseRequest() })
+	defer stop()
+	window := newStdinWindow()
+	go send(ctx, e, window, func(input *wire.ExecRequest) error {
 		return stream.Send(&vzv1.ExecRequest{Input: input})
 	})
 	defer stream.CloseResponse()
@@ -69,6 +75,10 @@ func (c *Client) Run(ctx context.Context, e Exec) (int, error) {
 			e.Progress(event)
 		}
 		switch output := response.GetOutput().GetOutput().(type) {
+		case *wire.ExecResponse_Started:
+			window.open(output.Started.GetStdinWindow())
+		case *wire.ExecResponse_StdinTaken:
+			window.take(output.StdinTaken)
 		case *wire.ExecResponse_Stdout:
 			if _, err := e.Stdout.Write(output.Stdout); err != nil {
 				return StatusFailed, fmt.Errorf("writing the command's output: %w", err)
@@ -95,61 +105,109 @@ func (c *Client) Run(ctx context.Context, e Exec) (int, error) {
 	}
 }
 
-// send is the only sender on the stream: stdin in chunks, window sizes and
-// signals, until ctx ends. A failed send ends it; the receiver has the reason.
-func send(ctx context.Context, e Exec, send func(*wire.ExecRequest) error) {
+// A stdinWindow says how much stdin may be under way that the command has not
+// taken. Beyond it signals and window sizes would queue behind stdin.
+type stdinWindow struct {
+	mu    sync.Mutex
+	size  uint64 // 0: the command has not started
+	taken uint64
+	moved chan struct{} // has a token when size or taken grew
+}
+
+func newStdinWindow() *stdinWindow { return &stdinWindow{moved: make(chan struct{}, 1)} }
+
+func (w *stdinWindow) open(size uint64)  { w.change(&w.size, size) }
+func (w *stdinWindow) take(total uint64) { w.change(&w.taken, total) }
+
+func (w *stdinWindow) change(field *uint64, to uint64) {
+	w.mu.Lock()
+	*field = max(*field, to)
+	w.mu.Unlock()
+	select {
+	case w.moved <- struct{}{}:
+	default:
+	}
+}
+
+// admits says whether a chunk may follow what was sent before it.
+func (w *stdinWindow) admits(sent, chunk uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return sent+chunk <= w.taken+w.size
+}
+
+// send is the only sender on the stream: stdin in chunks as the window admits
+// them, window sizes and signals, until ctx ends. A failed send ends it; the
+// receiver has the reason.
+func send(ctx context.Context, e Exec, window *stdinWindow, send func(*wire.ExecRequest) error) {
 	chunks := make(chan []byte)
 	taken := make(chan struct{}) // the chunk was sent; the buffer is free again
+	var input <-chan []byte      // nil: no stdin, or no more
 	if e.Stdin != nil {
+		input = chunks
 		// Reading stdin can't be interrupted; this goroutine may outlive the
 		// exec by one read, holding nothing but its buffer.
-		go func() {
-			defer close(chunks)
-			buffer := make([]byte, 64<<10)
-			for {
-				n, err := e.Stdin.Read(buffer)
-				if n > 0 {
-					select {
-					case chunks <- buffer[:n]:
-					case <-ctx.Done():
-						return
-					}
-					select {
-					case <-taken:
-					case <-ctx.Done():
-						return
-					}
-				}
-				if err != nil {
-					return
-				}
-			}
-		}()
+		go read(ctx, e.Stdin, chunks, taken)
 	}
-	input := chunks
-	if e.Stdin == nil {
-		input = nil
-	}
+	var pending []byte // a chunk that waits for the window
+	var sent uint64
 	for {
+		if pending != nil && window.admits(sent, uint64(len(pending))) {
+			if send(&wire.ExecRequest{Input: &wire.ExecRequest_Stdin{Stdin: pending}}) != nil {
+				return
+			}
+			sent += uint64(len(pending))
+			pending = nil
+			select {
+			case taken <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
+		}
+		next := input
+		if pending != nil {
+			next = nil
+		}
 		var err error
 		select {
 		case <-ctx.Done():
 			return
-		case chunk, ok := <-input:
-			if !ok {
-				input = nil
-				err = send(&wire.ExecRequest{Input: &wire.ExecRequest_StdinEof{StdinEof: &wire.StdinEOF{}}})
+		case <-window.moved:
+		case chunk, ok := <-next:
+			if ok {
+				pending = chunk
 				break
 			}
-			err = send(&wire.ExecRequest{Input: &wire.ExecRequest_Stdin{Stdin: chunk}})
-			select {
-			case taken <- struct{}{}:
-			case <-ctx.Done():
-			}
+			input = nil
+			err = send(&wire.ExecRequest{Input: &wire.ExecRequest_StdinEof{StdinEof: &wire.StdinEOF{}}})
 		case size := <-e.Resize:
 			err = send(&wire.ExecRequest{Input: &wire.ExecRequest_Resize{Resize: size}})
 		case signal := <-e.Signals:
 			err = send(&wire.ExecRequest{Input: &wire.ExecRequest_Signal{Signal: signal}})
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// read passes stdin on, one chunk at a time, and closes chunks at its end.
+func read(ctx context.Context, stdin io.Reader, chunks chan<- []byte, taken <-chan struct{}) {
+	defer close(chunks)
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := stdin.Read(buffer)
+		if n > 0 {
+			select {
+			case chunks <- buffer[:n]:
+			case <-ctx.Done():
+				return
+			}
+			select {
+			case <-taken:
+			case <-ctx.Done():
+				return
+			}
 		}
 		if err != nil {
 			return

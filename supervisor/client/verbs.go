@@ -97,26 +97,43 @@ func Up(ctx context.Context, p Place, onEvent func(*vzv1.Event)) (*vzv1.Environm
 	if err != nil {
 		return nil, err
 	}
-	selected, _, err := p.Registry.PrepareUp(registry.UpRequest{ProjectName: definition.Name, Request: registry.Request{
+	prepare := registry.UpRequest{ProjectName: definition.Name, Request: registry.Request{
 		Flag: p.Environment, Env: p.Getenv("VZ_ENVIRONMENT_ID"), Worktree: worktree, ProjectID: definition.ProjectID,
-	}})
-	if err != nil {
-		return nil, err
+	}}
+	request := &vzv1.ReconcileRequest{Definition: text, DefinitionPath: path, Worktree: worktree.Root}
+	for {
+		selected, _, err := p.Registry.PrepareUp(prepare)
+		if err != nil {
+			return nil, err
+		}
+		environment, err := reconcile(ctx, p.Registry, selected.EnvironmentID, request, onEvent)
+		if api.IsEnding(err) {
+			// Of a deleted Environment nothing may be left by then, so that
+			// it is made anew.
+			if err := ended(ctx, p.Registry, selected.EnvironmentID); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return environment, p.Registry.Bind(definition.ProjectID, worktree, selected.EnvironmentID)
 	}
-	c, err := Ensure(ctx, p.Registry, selected.EnvironmentID)
+}
+
+func reconcile(ctx context.Context, r *registry.Registry, environment string, request *vzv1.ReconcileRequest, onEvent func(*vzv1.Event)) (*vzv1.Environment, error) {
+	c, err := Ensure(ctx, r, environment)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	stream, err := c.Environment.Reconcile(ctx, connect.NewRequest(&vzv1.ReconcileRequest{Definition: text, DefinitionPath: path, Worktree: worktree.Root}))
+	stream, err := c.Environment.Reconcile(ctx, connect.NewRequest(request))
 	if err != nil {
 		return nil, Problem(err)
 	}
 	end, err := Follow(stream, onEvent)
-	if err != nil {
-		return nil, err
-	}
-	return end.GetEnvironment(), p.Registry.Bind(definition.ProjectID, worktree, selected.EnvironmentID)
+	return end.GetEnvironment(), err
 }
 
 func readDefinition(path string) ([]byte, error) {
@@ -173,7 +190,7 @@ func Stop(ctx context.Context, r *registry.Registry, environment string, onEvent
 	if err != nil {
 		return Problem(err)
 	}
-	if _, err = Follow(stream, onEvent); err != nil {
+	if _, err = Follow(stream, onEvent); err != nil && !api.IsEnding(err) {
 		return err
 	}
 	c.Close() // or its end waits a second for that of an idle connection
@@ -205,12 +222,16 @@ func Delete(ctx context.Context, r *registry.Registry, s *registry.Selection, on
 		return nil, Problem(err)
 	}
 	end, err := Follow(stream, onEvent)
-	if err != nil {
+	ending := api.IsEnding(err)
+	if err != nil && !ending {
 		return nil, err
 	}
 	c.Close() // as above
 	if err := ended(ctx, r, s.EnvironmentID); err != nil {
 		return nil, err
+	}
+	if ending { // another's stop or delete
+		return Delete(ctx, r, s, onEvent)
 	}
 	return end.GetReceiptHead(), r.Remove(s.ProjectID, s.EnvironmentID, nil)
 }
