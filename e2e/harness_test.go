@@ -74,6 +74,7 @@ type world struct {
 
 	environments map[string]bool // IDs that were seen
 	spaces       map[string]bool // network namespaces that were seen
+	observed     float64         // when, in seconds since this machine booted
 }
 
 // newWorld makes a world for the user that runs the tests, with definition in

@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -101,6 +102,9 @@ func (w *world) find(so func(process) bool) []process {
 // nobody uses them any more, and the Environments that there are.
 func (w *world) observe() {
 	own, _ := os.Readlink("/proc/self/ns/net")
+	for line := range lines("/proc/uptime") {
+		fmt.Sscan(line, &w.observed)
+	}
 	for _, p := range w.processes() {
 		if p.space != "" && p.space != own {
 			w.spaces[p.space] = true
@@ -147,7 +151,9 @@ func (w *world) running() []string {
 	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	own, _ := filepath.Glob("/proc/[0-9]*/ns/net")
 	for _, link := range append(links, own...) {
-		if target, err := os.Readlink(link); err == nil && w.spaces[target] {
+		// The kernel gives a number that is free to the next namespace; one
+		// that a younger process has is such.
+		if target, err := os.Readlink(link); err == nil && w.spaces[target] && began(link) <= w.observed {
 			left = append(left, "network namespace "+target+" by "+link)
 		}
 	}
@@ -170,6 +176,21 @@ func (w *world) running() []string {
 		return nil
 	})
 	return left
+}
+
+// began is when the process that a path below /proc leads to began, in seconds
+// since this machine booted.
+func began(path string) float64 {
+	pid, _, _ := strings.Cut(strings.TrimPrefix(path, "/proc/"), "/")
+	stat, _ := os.ReadFile("/proc/" + pid + "/stat")
+	// proc(5): after the name, which may hold anything, the 20th field.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 20 {
+		return math.Inf(1) // it has ended
+	}
+	const ticks = 100 // a second, on every architecture that Go has
+	at, _ := strconv.ParseFloat(fields[19], 64)
+	return at / ticks
 }
 
 // files are what is kept of the world's Environments. The state root and the

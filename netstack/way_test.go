@@ -242,6 +242,7 @@ func FuzzForward(f *testing.F) {
 		if len(frame) < 14 || len(frame) > link.MaxFrame {
 			return
 		}
+		frame = append([]byte(nil), frame...) // the engine's own, and forwarding writes
 		carrier, attachment := web, spec.Attachments[1]
 		if fromDB {
 			carrier, attachment = db, spec.Attachments[3]

@@ -73,19 +73,19 @@ func allocateMachines(definition *config.Definition, record *registry.Record) er
 		}
 	}
 	names := definition.MachineNames()
-	for _, name := range names { // and kept ones before new ones
+	kept := map[string]string{}  // attachment → the address that it keeps
+	for _, name := range names { // kept ones come before new ones
 		for _, a := range old[name].Attachments {
-			if taken[a.Network] == nil || !attached(definition.Machines[name], a.Network) {
+			if !attached(definition.Machines[name], a.Network) {
 				continue
 			}
 			if address, err := netip.ParseAddr(a.PublicAddress); err == nil {
 				public[address] = true
 			}
-			if declaredAddress(definition.Machines[name], a.Network) == "" {
-				if address, err := netip.ParseAddr(a.Address); err == nil && prefixOf(record, a.Network).Contains(address) && !taken[a.Network][address] {
-					taken[a.Network][address] = true
-					continue
-				}
+			address, err := netip.ParseAddr(a.Address)
+			if err == nil && prefixOf(record, a.Network).Contains(address) && !taken[a.Network][address] {
+				taken[a.Network][address] = true
+				kept[name+"/"+a.Network] = a.Address
 			}
 		}
 	}
@@ -106,18 +106,14 @@ func allocateMachines(definition *config.Definition, record *registry.Record) er
 		m.Attachments = nil
 		for i, a := range declared.Networks {
 			attachment := registry.Attachment{
-				Network: a.Name, Address: a.Address, Interface: fmt.Sprintf("eth%d", i),
+				Network: a.Name, Address: cmp.Or(a.Address, kept[name+"/"+a.Name]), Interface: fmt.Sprintf("eth%d", i),
 				MAC: mac(record.EnvironmentID, m.MachineID, a.Name),
 			}
-			prefix := prefixOf(record, a.Name)
 			if j := slices.IndexFunc(before, func(b registry.Attachment) bool { return b.Network == a.Name }); j >= 0 {
-				if address, err := netip.ParseAddr(before[j].Address); attachment.Address == "" && err == nil && prefix.Contains(address) {
-					attachment.Address = before[j].Address
-				}
 				attachment.PublicAddress = before[j].PublicAddress
 			}
 			if attachment.Address == "" {
-				address, err := free(prefix, taken[a.Name])
+				address, err := free(prefixOf(record, a.Name), taken[a.Name])
 				if err != nil {
 					return fmt.Errorf("network %s: %w", a.Name, err)
 				}
@@ -141,15 +137,6 @@ func allocateMachines(definition *config.Definition, record *registry.Record) er
 
 func attached(m config.Machine, network string) bool {
 	return slices.ContainsFunc(m.Networks, func(a config.Attachment) bool { return a.Name == network })
-}
-
-func declaredAddress(m config.Machine, network string) string {
-	for _, a := range m.Networks {
-		if a.Name == network {
-			return a.Address
-		}
-	}
-	return ""
 }
 
 func prefixOf(record *registry.Record, network string) netip.Prefix {
