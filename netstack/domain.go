@@ -196,7 +196,7 @@ func (d *Domain) Update(spec Spec) error {
 }
 
 // moveports connects the ports of stations that were replaced to the new ones,
-// and returns those that have none.
+// and returns those that have none. Domain.mu is held.
 func moveports(old, next *world) (gone []*port) {
 	for at, before := range old.stations {
 		after := next.stations[at]
@@ -211,9 +211,6 @@ func moveports(old, next *world) (gone []*port) {
 		default:
 			p.station.Store(after)
 			after.port.Store(p)
-			if p.failed.Load() && after.port.CompareAndSwap(p, nil) { // too early to be let go
-				gone = append(gone, p)
-			}
 		}
 	}
 	return gone
@@ -332,7 +329,10 @@ func (d *Domain) Detach(machine, network string) {
 	if s == nil {
 		return
 	}
-	if p := s.port.Swap(nil); p != nil {
+	d.mu.Lock() // who opens a flow to it has it in the table by now, or finds no port
+	p := s.port.Swap(nil)
+	d.mu.Unlock()
+	if p != nil {
 		p.close()
 	}
 	d.endFlows(s)

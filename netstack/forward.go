@@ -249,7 +249,7 @@ func (w *worker) along(way *flow.Way[route], f *link.Frame, pieces int) {
 		return
 	}
 	way.See(w.now, info)
-	transit := w.transit(from, info) && info.Source != to.network.Gateway
+	transit := w.transit(from, info)
 	if r.nat != nil {
 		// Behind NAT it is what the other direction's packets answer to.
 		out := way.Flow().Ways[direction^1].Key.Reverse()
@@ -314,7 +314,7 @@ func (w *worker) report(from *station, f *link.Frame) {
 		return
 	}
 	way.Add(info)
-	transit := w.transit(from, info) && info.Source != to.network.Gateway
+	transit := w.transit(from, info)
 	out := way.Flow().Ways[direction^1].Key.Reverse()
 	if out.Source != way.Key.Source || out.SourcePort != way.Key.SourcePort {
 		source := out.From()

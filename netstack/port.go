@@ -18,7 +18,6 @@ import (
 type port struct {
 	link    link.Port
 	station atomic.Pointer[station]
-	failed  atomic.Bool // set before it is let go
 	done    chan struct{}
 }
 
@@ -58,9 +57,11 @@ func (d *Domain) read(p *port) {
 		}
 		w.flush()
 	}
-	// Only if nobody else has taken it, who closes it then.
-	p.failed.Store(true)
-	if s := p.station.Load(); s.port.CompareAndSwap(p, nil) {
+	d.mu.Lock() // against Update, and as in Detach
+	s := p.station.Load()
+	ours := s.port.CompareAndSwap(p, nil)
+	d.mu.Unlock()
+	if ours { // else somebody has taken it, who closes it
 		_ = p.link.Close()
 		d.endFlows(s)
 	}
