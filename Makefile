@@ -29,7 +29,7 @@ RACE := ./faults/... ./netstack/... ./dns/... ./ingress/... ./guest/... ./superv
 test-race:
 	@CGO_ENABLED=1 go test -race -short -json -timeout 10m $(RACE) | go run ./internal/testreport
 
-# Every fuzz target for FUZZTIME, one after the other.
+# Every fuzz target for FUZZTIME.
 test-fuzz:
 	@scripts/fuzz.sh $(FUZZTIME)
 

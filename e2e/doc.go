@@ -4,7 +4,9 @@
 //
 //	go test ./e2e                             everything; as root, 2 cores, 4 minutes
 //	go test ./e2e -run TestCrashes -seed 7    the crashes of one seed again
-//	go test -tags accept -run TestAccept ./e2e    measured values, and 100 crashes
+//	VZ_CRASHES=10 go test ./e2e               fewer than its hundred crashes
+//	VZ_RACE=1 go test ./e2e                   with the race detector in vz and vz-supervisor
+//	go test -tags accept -run TestAccept ./e2e    measured values
 //
 // Every test has a world of its own (harness_test.go): a state root, a runtime
 // directory and a git worktree in a directory with a name that occurs nowhere

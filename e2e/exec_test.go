@@ -17,6 +17,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/creack/pty"
 	"github.com/stretchr/testify/assert"
@@ -167,6 +168,30 @@ func TestExec(t *testing.T) {
 		requireReady(t, w.status())
 	})
 
+	w.sub("signals overtake what the command does not read", func(t *testing.T) {
+		cmd := w.command("vz", "exec", "-i", "--", "sh", "-c", waits)
+		zero, err := os.Open("/dev/zero")
+		require.NoError(t, err)
+		defer zero.Close()
+		cmd.Stdin = zero
+		stdout, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		out := bufio.NewReader(stdout)
+		expect(t, out, "ready")
+		time.Sleep(time.Second) // until every buffer on the way is full
+		require.NoError(t, cmd.Process.Signal(os.Interrupt))
+		expect(t, out, "caught")
+		assert.Equal(t, 7, w.wait(cmd, cmd.Wait()))
+	})
+
+	w.sub("who stops reading ends the command", func(t *testing.T) {
+		assert.Equal(t, "y\n", w.must("sh", "-c", "vz exec -- yes | head -n 1"))
+		w.eventually("yes is gone", func() bool {
+			return len(w.find(func(p process) bool { return p.args[0] == "yes" })) == 0
+		})
+	})
+
 	w.sub("64 at once", func(t *testing.T) {
 		results := make([]result, 64)
 		var all sync.WaitGroup
@@ -286,10 +311,10 @@ func TestExecBringsUpOneMachine(t *testing.T) {
 	r := w.run("vz", "exec", "--", "true")
 	assert.Equal(t, 125, r.code)
 	assert.Contains(t, r.err, "several", "two Machines and no default")
-	cmd := w.command("vz", "exec", "--", "hostname")
+	cmd := w.command("vz", "exec", "--", "uname", "-n")
 	cmd.Env = append(cmd.Env, "VZ_MACHINE_ID="+a.GetMachineId())
 	assert.Equal(t, "a\n", w.finish(cmd).out)
-	cmd = w.command("vz", "exec", "--", "hostname")
+	cmd = w.command("vz", "exec", "--", "uname", "-n")
 	cmd.Env = append(cmd.Env, "VZ_MACHINE_ID=a")
 	assert.Equal(t, 125, w.finish(cmd).code, "an ID is required there")
 }

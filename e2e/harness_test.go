@@ -46,12 +46,21 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(bin)
-	build := exec.Command("go", "build", "-trimpath", "-o", bin, "./cmd/vz", "./cmd/vz-supervisor", "./cmd/vz-guest", "./cmd/vz-runtime-probe")
-	build.Dir = ".."
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "building the commands: %v\n%s", err, out)
-		return 1
+	commands := [][]string{{"./cmd/vz", "./cmd/vz-supervisor", "./cmd/vz-guest", "./cmd/vz-runtime-probe"}}
+	if os.Getenv("VZ_RACE") != "" {
+		commands = append(commands, []string{"-race", "./cmd/vz", "./cmd/vz-supervisor"})
+	}
+	for _, args := range commands {
+		build := exec.Command("go", append([]string{"build", "-trimpath", "-o", bin}, args...)...)
+		build.Dir = ".."
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if args[0] == "-race" {
+			build.Env = append(build.Env, "CGO_ENABLED=1")
+		}
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "building the commands: %v\n%s", err, out)
+			return 1
+		}
 	}
 	// Another user runs them too, whatever this one's umask is.
 	built, _ := filepath.Glob(bin + "/*")
@@ -371,6 +380,7 @@ func (w *world) eventually(what string, ok func() bool) {
 // end deletes what there is and looks for what is left.
 func (w *world) end() {
 	logs := w.logs()
+	w.sound()
 	failed := w.t.Failed()
 	w.observe()
 	w.wrapUp()
@@ -400,6 +410,20 @@ func (w *world) wrapUp() {
 		w.environments[e.ID] = true
 		r := w.run("vz", "delete", "--environment", e.ID)
 		assert.Zero(w.t, r.code, "vz delete: "+r.String())
+	}
+}
+
+// sound says that no supervisor has panicked or raced.
+func (w *world) sound() {
+	w.t.Helper()
+	paths, _ := filepath.Glob(w.state() + "/vz/environments/*/supervisor.log")
+	for _, path := range paths {
+		text, _ := os.ReadFile(path)
+		for _, bad := range []string{"DATA RACE", "panic: ", "fatal error: "} {
+			if at := bytes.Index(text, []byte(bad)); at >= 0 {
+				w.t.Errorf("%s: %s", path, text[at:min(len(text), at+8<<10)])
+			}
+		}
 	}
 }
 

@@ -39,6 +39,30 @@ func TestTwoUpsAtOnce(t *testing.T) {
 	require.Len(t, w.find(process.agent), 1)
 }
 
+// The socket is found wherever it is, and its path fits (104 bytes on macOS).
+func TestSocketPlaces(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, sole())
+	long := w.dir + "/" + strings.Repeat("long/", 30)
+	require.NoError(t, os.MkdirAll(long, 0o700))
+	for _, runtime := range []string{"XDG_RUNTIME_DIR=" + long, "XDG_RUNTIME_DIR=", "XDG_RUNTIME_DIR=relative", "XDG_RUNTIME_DIR=/nowhere"} {
+		cmd := w.command("vz", "up", "--environment", "blue")
+		cmd.Env = append(cmd.Env, runtime)
+		r := w.finish(cmd)
+		require.Zero(t, r.code, r.String())
+		e := w.status() // by another XDG_RUNTIME_DIR
+		requireReady(t, e)
+		socket := e.GetSupervisor().GetSocket()
+		assert.Less(t, len(socket), 104)
+		assert.Regexp(t, `^/tmp/vz-0(-[0-9a-f]+)?/[0-9a-z]+\.sock$`, socket)
+		w.exec("one", "true")
+		w.observe()
+		w.vz("delete")
+		require.Empty(t, w.awaitNothing())
+		assert.NoFileExists(t, socket)
+	}
+}
+
 // site is one Machine that serves the file /tmp/www/index.html at
 // https://shop.test/, and one that may ask for it.
 func site() *config.Definition {

@@ -59,12 +59,14 @@ func TestInterruptedUp(t *testing.T) {
 	one.Processes["never"] = never()
 	w := newWorld(t, project(map[string]config.Machine{"one": one, "two": host("net")}))
 	wait := w.reaches("machine.ready", "STARTED")
+	e := w.status("--environment", "blue")
+	assert.Equal(t, vzv1.EnvironmentState_ENVIRONMENT_STATE_RECONCILING, e.GetState())
+	assert.Equal(t, "one\n", w.vz("exec", "--environment", "blue", "--machine", "one", "--", "uname", "-n"), "what is up can be used already")
 	require.NoError(t, w.interrupt.Signal(os.Interrupt))
 	r := wait()
 	assert.Equal(t, 1, r.code)
 	assert.Contains(t, r.err, "cancelled")
 	assert.Contains(t, r.err, "vz delete")
-	e := w.status("--environment", "blue")
 	w.eventually("the up is over", func() bool {
 		e = w.status("--environment", "blue")
 		return e.GetState() == vzv1.EnvironmentState_ENVIRONMENT_STATE_FAILED

@@ -33,7 +33,7 @@ func hostConfiguration(t *testing.T) map[string]string {
 			all[path] = fmt.Sprintf("%x %v", sha256.Sum256(text), info.ModTime())
 		}
 	}
-	for _, argv := range [][]string{{"ip", "route"}, {"ip", "rule"}} {
+	for _, argv := range [][]string{{"ip", "route", "show", "default"}, {"ip", "rule"}} {
 		out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 		require.NoError(t, err, string(out))
 		all[strings.Join(argv, " ")] = string(out)

@@ -99,7 +99,7 @@ echo tried >&3' sh "$@"`, targets...)
 	assert.Equal(t, "vz-guest\n", sh("cat /proc/1/comm").out)
 	inside := strings.TrimSpace(sh("ls -d /proc/[0-9]* | wc -l").out)
 	assert.Regexp(t, `^[0-9]{1,2}$`, inside, "processes that it sees")
-	for _, forbidden := range []string{
+	forbidden := []string{
 		"mknod /tmp/disk b 8 0 && head -c1 /tmp/disk",
 		"mknod /tmp/kmsg c 1 11 && head -c1 /tmp/kmsg",
 		"head -c1 /dev/kmsg", "head -c1 /dev/mem", "ls /dev/sd* /dev/vd* /dev/nvme*",
@@ -107,10 +107,9 @@ echo tried >&3' sh "$@"`, targets...)
 		"echo 60 > /proc/sys/vm/swappiness", "echo 1 > /sys/kernel/mm/ksm/run", "mount -o remount,rw /sys && echo 1 > /sys/kernel/mm/ksm/run",
 		"mount -t ext4 /dev/vda /mnt", "mount -t debugfs none /mnt", "mount -t securityfs none /mnt",
 		"insmod /dev/null", "dmesg | grep .", "date -s 2001-01-01", "swapoff -a && false",
-		"kill -0 $(($(cat /proc/sys/kernel/pid_max) - 1))",
-	} {
-		assert.NotZero(t, sh(forbidden).code, forbidden)
 	}
+	succeeded := sh(`for f in "$@" true; do sh -c "$f" >/dev/null 2>&1 && printf '%s\n' "$f"; done`, forbidden...)
+	assert.Equal(t, "true\n", succeeded.out)
 
 	// Write: whatever it changes, it changes for itself.
 	before := map[string]string{}
@@ -122,7 +121,7 @@ echo tried >&3' sh "$@"`, targets...)
 	sh(`exec >/dev/null 2>&1
 for f in "$@"; do echo changed > "$f"; echo more >> "$f"; mv -f "$f" "$f.moved"; rm -f "$f"; ln -sf /nowhere "$f"; done
 for d in / /etc /usr /usr/bin /usr/local /usr/local/bin /opt /srv /var /var/lib /var/tmp /tmp /root /home /run /dev /dev/shm /mnt; do echo mine > $d/`+name+`-mine; mkdir -p $d/`+name+`-dir; done
-chown -R 1000:1000 /etc /opt; chmod 777 /etc /usr /; touch -d 2001-01-01 /usr/bin/env; hostname changed`, watched...)
+chown -R 1000:1000 /etc /opt; chmod 777 /etc /usr /; touch -d 2001-01-01 /usr/bin/env; echo changed > /proc/sys/kernel/hostname`, watched...)
 	host, err := os.Hostname()
 	require.NoError(t, err)
 	assert.NotEqual(t, "changed", host)
@@ -139,6 +138,9 @@ chown -R 1000:1000 /etc /opt; chmod 777 /etc /usr /; touch -d 2001-01-01 /usr/bi
 func fingerprint(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
+	if os.IsNotExist(err) {
+		return "absent"
+	}
 	require.NoError(t, err)
 	info, err := os.Lstat(path)
 	require.NoError(t, err)
@@ -148,11 +150,16 @@ func fingerprint(t *testing.T, path string) string {
 
 func TestHostIsSealed(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, sole())
+	hardened := host("net")
+	hardened.Profile, hardened.Docker = "hardened", nil
+	definition := sole()
+	definition.Machines["two"] = hardened
+	w := newWorld(t, definition)
 	w.vz("up", "--environment", "blue")
+	one := machine(t, w.status(), "one").GetMachineId()
 
 	w.sub("guest root is not host root", func(t *testing.T) {
-		agent := w.one("agent", process.agent)
+		agent := w.one("agent of one", func(p process) bool { return p.agent() && p.machine == one })
 		info, err := os.Stat(fmt.Sprintf("/proc/%d", agent.pid))
 		require.NoError(t, err)
 		assert.Greater(t, info.Sys().(*syscall.Stat_t).Uid, uint32(1000))
@@ -164,7 +171,12 @@ func TestHostIsSealed(t *testing.T) {
 			assert.NotEqual(t, ours, theirs, kind)
 		}
 	})
-	w.sealed(t, "one")
+	w.sub("developer", func(t *testing.T) { w.sealed(t, "one") })
+	w.sub("hardened", func(t *testing.T) {
+		w.sealed(t, "two")
+		assert.NotZero(t, w.tryExec("two", "unshare", "--user", "true").code, "no user namespace of its own")
+		assert.Equal(t, "NoNewPrivs:\t1\n", w.exec("two", "grep", "NoNewPrivs", "/proc/self/status"))
+	})
 
 	w.sub("the supervisor gave its privileges up", func(t *testing.T) {
 		supervisor := w.one("supervisor", process.supervisor)
@@ -180,6 +192,20 @@ func TestHostIsSealed(t *testing.T) {
 	})
 }
 
+// forbidden says whether this kernel keeps user namespaces from ordinary users.
+func (w *world) forbidden() bool {
+	for path, no := range map[string]string{
+		"/proc/sys/kernel/unprivileged_userns_clone":             "0",
+		"/proc/sys/user/max_user_namespaces":                     "0",
+		"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+	} {
+		if text, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(text)) == no {
+			return true
+		}
+	}
+	return false
+}
+
 // An ordinary user, whom the machine gives /dev/net/tun as distributions do,
 // has the whole way too, and neither he nor his Machine learns more.
 func TestOrdinaryUser(t *testing.T) {
@@ -187,6 +213,10 @@ func TestOrdinaryUser(t *testing.T) {
 	definition := site()
 	w := newWorldOf(t, ordinary, definition)
 	require.Equal(t, itoa(ordinary)+"\n", w.must("id", "-u"))
+	if w.forbidden() {
+		assert.Contains(t, w.refused("up", "--environment", "blue"), "sysctl", "the remedy is named")
+		return
+	}
 	w.vz("up", "--environment", "blue")
 	e := w.status()
 	requireReady(t, e)

@@ -1,6 +1,9 @@
 // Package machines is the contract between a supervisor and what runs
 // Machines: one Driver per way of running one, and the Instance that it starts.
 //
+// Use: the supervisor calls Start for each boot, attaches the Instance's Ports
+// to the route domain and speaks to the agent over its channel.
+//
 // A NIC is a link.Port, the agent's channel a byte stream; a driver knows
 // nothing of addresses, policy or the definition beyond the Spec it is given.
 package machines

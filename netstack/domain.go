@@ -160,9 +160,10 @@ func (d *Domain) keep() {
 }
 
 // Update replaces the desired state. Ports stay connected where their
-// attachment and its MTU stay, flows go on where a path still allows them, whatever its
-// name; others end, and their next packet is refused. Listeners on addresses
-// that are gone are closed. On an error nothing has changed.
+// attachment and its MTU stay, flows go on where a path still allows them,
+// whatever its name; others end, and their next packet is refused. Listeners on
+// addresses that are gone are closed. On an error nothing has changed, unless it
+// is that the host can't get its new port.
 func (d *Domain) Update(spec Spec) error {
 	if err := spec.validate(); err != nil {
 		return err

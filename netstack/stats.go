@@ -34,8 +34,8 @@ const maxRefusals = 256
 // refusals remembers them. Its lock is held for a map access.
 type refusals struct {
 	mu    sync.Mutex
-	known map[refusalKey]*list.Element // of *Refusal
-	order *list.List                   // the most recent last
+	known map[refusalKey]*list.Element // of *noted
+	order *list.List                   // of the same, the most recent last
 	news  chan Refusal                 // nil: nobody wants to know
 	pace  limiter
 }

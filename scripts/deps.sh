@@ -7,7 +7,7 @@ set -euo pipefail
 declare -A package=(
   [ip]=iproute2 [curl]=curl [python3]=python3 [openssl]=openssl
   [dig]=dnsutils [ping]=iputils-ping [git]=git [gcc]=gcc [iperf3]=iperf3
-  [jq]=jq [setpriv]=util-linux [dnsmasq]=dnsmasq-base [tc]=iproute2
+  [jq]=jq [setpriv]=util-linux
 )
 case "${1:-demo}" in
   demo) tools=(ip curl python3 openssl) ;;

@@ -28,6 +28,9 @@ const (
 	readyPatience = 60 * time.Second
 	// stopGrace is between SIGTERM and SIGKILL when a Machine is stopped.
 	stopGrace = 5 * time.Second
+	// lastWords is how long after its channel a Machine may take to end and say
+	// why; it takes some milliseconds.
+	lastWords = time.Second
 	// killPatience bounds how long the kernel may take to end a killed Machine.
 	killPatience = 10 * time.Second
 )
@@ -46,16 +49,17 @@ const (
 // Every boot has a new incarnation; identity, addresses and disk stay.
 type live struct {
 	name        string
-	id          string
 	incarnation string
 	made        string // digest of what it was booted from; another one means boot anew
 	instance    machines.Instance
+	attached    []string // networks
 	session     *guest.Session
 
 	end      context.CancelFunc // ends the watchers
 	watchers sync.WaitGroup
 	leaving  chan struct{} // closed when the end is wanted
 	leave    sync.Once
+	released sync.Once
 
 	mu        sync.Mutex
 	declared  map[string]*wire.ProcessSpec
@@ -63,18 +67,30 @@ type live struct {
 	changed   chan struct{}                  // closed and replaced when a process's state changes
 }
 
+// liveMachine is the live one of that name; nil when there is none.
+func (s *Supervisor) liveMachine(name string) *live {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.live[name]
+}
+
 // bootDigest names everything of a Machine that only a new boot can change.
 // Processes are not part of it: the agent takes them as they come.
-func bootDigest(declared config.Machine, m registry.Machine, mtus map[string]int) string {
+func bootDigest(declared config.Machine, m registry.Machine, networks map[string]registry.Network) string {
 	declared.Processes = nil
-	var own []int // other networks' MTUs are other Machines' concern
+	type leased struct { // by DHCP, at boot
+		CIDR, Gateway string
+		MTU           int
+	}
+	var own []leased // other networks are other Machines' concern
 	for _, a := range m.Attachments {
-		own = append(own, mtus[a.Network])
+		n := networks[a.Network]
+		own = append(own, leased{n.CIDR, n.Gateway, n.MTU})
 	}
 	text, err := json.Marshal(struct {
 		Declared    config.Machine
 		Attachments []registry.Attachment
-		MTUs        []int
+		Networks    []leased
 	}{declared, m.Attachments, own})
 	if err != nil {
 		panic(err) // plain data
@@ -110,7 +126,7 @@ func (s *Supervisor) boot(ctx context.Context, op *operation, definition *config
 		return done("", err)
 	}
 	l := &live{
-		name: m.Name, id: m.MachineID, incarnation: incarnation, made: bootDigest(declared, m, s.mtus()),
+		name: m.Name, incarnation: incarnation, made: bootDigest(declared, m, s.networks()),
 		instance: instance, leaving: make(chan struct{}), changed: make(chan struct{}),
 		processes: map[string]*wire.ProcessStatus{},
 	}
@@ -118,13 +134,18 @@ func (s *Supervisor) boot(ctx context.Context, op *operation, definition *config
 	l.end = end
 	defer func() {
 		if err != nil {
-			s.discard(l)
+			s.release(l)
 		}
 	}()
 	for i, port := range instance.Ports() {
 		if err := s.domain.Attach(m.Name, spec.NICs[i].Network, port); err != nil {
+			instance.Agent().Close()
+			for _, port := range instance.Ports()[i:] {
+				port.Close()
+			}
 			return done("", fmt.Errorf("attaching to network %s: %w", spec.NICs[i].Network, err))
 		}
+		l.attached = append(l.attached, spec.NICs[i].Network)
 	}
 	done("", nil)
 
@@ -140,14 +161,14 @@ func (s *Supervisor) boot(ctx context.Context, op *operation, definition *config
 	}()
 	l.session, err = guest.Connect(patience, instance.Agent(), guest.Hello{MachineID: m.MachineID, Incarnation: incarnation})
 	if err != nil {
-		return done("", ended(instance, err))
+		return done("", ended(ctx, instance, err))
 	}
 	configured, err := l.session.Configure(patience, s.configuration(m))
 	if err != nil {
-		return done("", ended(instance, err))
+		return done("", ended(ctx, instance, err))
 	}
 	if err := l.setProcesses(patience, processSpecs(declared)); err != nil {
-		return done("", ended(instance, err))
+		return done("", ended(ctx, instance, err))
 	}
 	done("", nil)
 
@@ -156,7 +177,6 @@ func (s *Supervisor) boot(ctx context.Context, op *operation, definition *config
 		notes = append(notes, machines.Note{Capability: n.GetCapability(), Reason: n.GetReason()})
 	}
 	l.watchers.Go(func() { s.watchProcesses(background, l) })
-	go s.watchMachine(l)
 	s.mu.Lock()
 	s.live[m.Name] = l
 	s.mu.Unlock()
@@ -170,48 +190,30 @@ func (s *Supervisor) boot(ctx context.Context, op *operation, definition *config
 			r.Notes = append(r.Notes, registry.Note{Capability: n.Capability, Reason: n.Reason})
 		}
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	go s.watchMachine(l) // from here on: an end before would be recorded over by ready
+	return nil
 }
 
 // ended prefers the reason why the Machine is gone to what its loss did to a
 // call.
-func ended(instance machines.Instance, err error) error {
+func ended(ctx context.Context, instance machines.Instance, err error) error {
 	select {
 	case <-instance.Done():
 		return fmt.Errorf("the Machine ended while it was started: %w", errors.Join(instance.Err(), err))
-	default:
-		return err
+	case <-ctx.Done():
+	case <-time.After(lastWords):
 	}
-}
-
-// discard takes back a boot that failed.
-func (s *Supervisor) discard(l *live) {
-	l.leave.Do(func() { close(l.leaving) })
-	l.end()
-	if l.session != nil {
-		l.session.Close()
-	}
-	if err := l.instance.Kill(killPatience); err != nil {
-		s.log.Error("killing a Machine that failed to start", "machine", l.name, "error", err)
-	}
-	s.detach(l)
-	l.watchers.Wait()
+	return err
 }
 
 func (s *Supervisor) detach(l *live) {
 	s.mu.Lock()
-	domain, m := s.domain, s.record.Machine(l.name)
-	var networks []string
-	if m != nil {
-		for _, a := range m.Attachments {
-			networks = append(networks, a.Network)
-		}
-	}
+	domain := s.domain
 	s.mu.Unlock()
-	if domain == nil {
-		return
-	}
-	for _, network := range networks {
+	for _, network := range l.attached {
 		domain.Detach(l.name, network)
 	}
 }
@@ -224,9 +226,9 @@ func (s *Supervisor) machineSpec(declared config.Machine, m registry.Machine, in
 		CPUs: declared.Resources.CPUs, MemoryBytes: declared.Resources.MemoryBytes,
 		Dir: s.registry.MachineDir(s.id, m.MachineID), Agent: s.options.Agent,
 	}
-	mtus := s.mtus()
+	networks := s.networks()
 	for _, a := range m.Attachments {
-		spec.NICs = append(spec.NICs, machines.NIC{Network: a.Network, Name: a.Interface, MAC: a.MAC, MTU: mtus[a.Network]})
+		spec.NICs = append(spec.NICs, machines.NIC{Network: a.Network, Name: a.Interface, MAC: a.MAC, MTU: networks[a.Network].MTU})
 	}
 	return spec
 }
@@ -357,11 +359,10 @@ func (s *Supervisor) watchMachine(l *live) {
 	case <-l.instance.Done():
 		why = l.instance.Err()
 	case <-l.session.Done():
-		// The end of the channel comes a moment before the end of the process.
 		select {
 		case <-l.instance.Done():
 			why = l.instance.Err()
-		case <-time.After(time.Second):
+		case <-time.After(lastWords):
 			why = l.session.Err()
 		}
 	}
@@ -384,28 +385,32 @@ func (s *Supervisor) watchMachine(l *live) {
 	})
 }
 
-// release lets go of an incarnation that has ended or is to end now.
+// release lets go of an incarnation that has ended or is to end now. Whoever
+// comes second waits for the first: killing and detaching go by the Machine,
+// and would hit the next incarnation, which boots once this one is let go.
 func (s *Supervisor) release(l *live) {
-	l.end()
-	l.session.Close()
-	if err := l.instance.Kill(killPatience); err != nil {
-		s.log.Error("killing a Machine", "machine", l.name, "error", err)
-	}
-	s.detach(l)
-	l.watchers.Wait()
-	s.mu.Lock()
-	if s.live[l.name] == l {
-		delete(s.live, l.name)
-	}
-	s.mu.Unlock()
+	l.released.Do(func() {
+		l.end()
+		if l.session != nil {
+			l.session.Close()
+		}
+		if err := l.instance.Kill(killPatience); err != nil {
+			s.log.Error("killing a Machine", "machine", l.name, "error", err)
+		}
+		s.detach(l)
+		l.watchers.Wait()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.live[l.name] == l {
+			delete(s.live, l.name)
+		}
+	})
 }
 
 // shutdown stops a Machine: its processes get grace to end by themselves. The
 // record says stopped afterwards, whatever it took.
 func (s *Supervisor) shutdown(ctx context.Context, op *operation, name string, grace time.Duration) error {
-	s.mu.Lock()
-	l := s.live[name]
-	s.mu.Unlock()
+	l := s.liveMachine(name)
 	if l == nil {
 		return s.recordMachine(name, func(m *registry.Machine) {
 			if m.State != registry.MachineDeclared {

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"vz.test/vz/config"
 	"vz.test/vz/faults"
 	"vz.test/vz/guest/wire"
 	"vz.test/vz/netstack"
@@ -71,6 +72,11 @@ func refusalMessage(r netstack.Refusal) *vzv1.Refusal {
 	return &vzv1.Refusal{At: timestamppb.New(r.Last), FirstAt: timestamppb.New(r.First), Machine: r.Machine, Network: r.Network,
 		Protocol: protocolName(r.Protocol), Destination: destination, DestinationName: r.Name,
 		Reason: r.Reason.String(), Explanation: r.Reason.Explain(), Count: r.Count}
+}
+
+func unsupportedMessage(e *config.UnsupportedError) *vzv1.UnsupportedCapability {
+	return &vzv1.UnsupportedCapability{Capability: e.Capability, Host: e.Host, Target: e.Target, Profile: e.Profile,
+		Status: string(e.Status), Pointer: e.Pointer}
 }
 
 func protocolName(number uint8) string {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -28,8 +29,9 @@ type network struct {
 	proxy   *ingress.Proxy
 	faults  *faults.Engine
 
-	topology atomic.Pointer[topology]
-	serving  sync.WaitGroup
+	topology   atomic.Pointer[topology]
+	definition string // digest of the one that it was made for; written by the holder of work
+	serving    sync.WaitGroup
 
 	mu     sync.Mutex
 	served map[netip.AddrPort]bool // addresses in the domain that somebody listens on
@@ -38,32 +40,40 @@ type network struct {
 // openNetwork makes the network of a topology. proxyPort is the host's port to
 // take if it is free; 0 takes any.
 func (s *Supervisor) openNetwork(t *topology, proxyPort int) (*network, error) {
-	n := &network{served: map[netip.AddrPort]bool{}}
-	n.topology.Store(t)
 	domain, err := netstack.New(t.domain, netstack.Options{OnRefusal: s.refused})
 	if err != nil {
 		return nil, err
 	}
-	n.domain = domain
-	n.dns = dns.NewServer(dns.Config{View: n.view, Log: s.queried})
-	n.ingress = ingress.NewServer(ingress.Config{
-		Environment: s.snapshot().Name, Endpoints: t.endpoints, CA: s.ca, Dial: domain.DialBackend, Log: s.log,
-	})
-	n.faults = faults.New(faults.Options{Impair: n.impair, OnChange: s.faultChanged, Journal: s.faultJournal()})
-	listener, err := listenLoopback(proxyPort)
-	if err != nil {
-		n.close(s, faults.WhyOwnerExit)
-		return nil, fmt.Errorf("the proxy's port on the host: %w", err)
-	}
-	n.proxy = ingress.NewProxy(ingress.ProxyConfig{Environment: s.snapshot().Name, Resolve: n.resolve, Hosts: n.hosts, Dial: domain.DialHost, OwnerUID: s.registry.UID(), Log: s.log})
-	n.serving.Go(func() { s.report("proxy", n.proxy.Serve(listener)) })
-	if err := n.listen(s); err != nil {
+	n := &network{domain: domain, served: map[netip.AddrPort]bool{}}
+	n.topology.Store(t)
+	if err := n.open(s, proxyPort); err != nil {
 		n.close(s, faults.WhyOwnerExit)
 		return nil, err
 	}
+	return n, nil
+}
+
+// open makes what serves in the domain and on the host, and records where the
+// host's door is.
+func (n *network) open(s *Supervisor, proxyPort int) error {
+	name := s.snapshot().Name
+	n.dns = dns.NewServer(dns.Config{View: n.view, Log: s.queried})
+	n.ingress = ingress.NewServer(ingress.Config{
+		Environment: name, Endpoints: n.topology.Load().endpoints, CA: s.ca, Dial: n.domain.DialBackend, Log: s.log,
+	})
+	n.faults = faults.New(faults.Options{Impair: n.impair, OnChange: s.faultChanged, Journal: s.faultJournal()})
+	n.proxy = ingress.NewProxy(ingress.ProxyConfig{Environment: name, Resolve: n.resolve, Hosts: n.hosts, Dial: n.domain.DialHost, OwnerUID: s.registry.UID(), Log: s.log})
+	listener, err := listenLoopback(proxyPort)
+	if err != nil {
+		return fmt.Errorf("the proxy's port on the host: %w", err)
+	}
+	n.serving.Go(func() { s.report("proxy", n.proxy.Serve(listener)) })
+	if err := n.listen(s); err != nil {
+		return err
+	}
 	port := listener.Addr().(*net.TCPAddr).Port
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	return n, s.update(func(r *registry.Record) {
+	return s.update(func(r *registry.Record) {
 		r.Proxy = registry.Proxy{
 			Port: port, URL: "http://" + address, SocksURL: "socks5h://" + address,
 			PACURL: "http://" + address + "/proxy.pac", CAPath: s.ca.Path(),
@@ -93,11 +103,13 @@ func (n *network) listen(s *Supervisor) error {
 		}
 		packets, err := n.domain.ListenPacket(address)
 		if err != nil {
+			n.give(address)
 			return fmt.Errorf("dns on %s: %w", address, err)
 		}
 		stream, err := n.domain.Listen(address)
 		if err != nil {
 			packets.Close()
+			n.give(address)
 			return fmt.Errorf("dns on %s: %w", address, err)
 		}
 		n.serve(s, address, "dns", func() error { return n.dns.ServePacket(packets) })
@@ -109,6 +121,7 @@ func (n *network) listen(s *Supervisor) error {
 		}
 		l, err := n.domain.Listen(d.address)
 		if err != nil {
+			n.give(d.address)
 			return fmt.Errorf("ingress on %s: %w", d.address, err)
 		}
 		serve := n.ingress.ServeHTTP
@@ -120,6 +133,8 @@ func (n *network) listen(s *Supervisor) error {
 	return nil
 }
 
+// take says whether an address is free to listen on, and marks it; give makes
+// it free again.
 func (n *network) take(address netip.AddrPort) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -130,12 +145,16 @@ func (n *network) take(address netip.AddrPort) bool {
 	return true
 }
 
+func (n *network) give(address netip.AddrPort) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.served, address)
+}
+
 func (n *network) serve(s *Supervisor, address netip.AddrPort, what string, serve func() error) {
 	n.serving.Go(func() {
 		s.report(what, serve())
-		n.mu.Lock()
-		delete(n.served, address)
-		n.mu.Unlock()
+		n.give(address)
 	})
 }
 
@@ -152,6 +171,11 @@ func (n *network) update(s *Supervisor, t *topology) error {
 		return err
 	}
 	n.topology.Store(t)
+	for _, f := range n.faults.List() {
+		if !slices.ContainsFunc(t.domain.Paths, func(p netstack.Path) bool { return p.Name == f.Spec.Path }) {
+			n.faults.Heal(f.ID, faults.WhyReconcile) // its path is gone; one of that name may come back without it
+		}
+	}
 	n.ingress.Update(t.endpoints)
 	return n.listen(s)
 }
@@ -196,20 +220,12 @@ func (n *network) impair(path string, c *faults.Conditioner) error {
 // is let go while ports still take it; then the doors, then the domain, whose
 // end closes what is left.
 func (n *network) close(s *Supervisor, why string) {
-	if n.faults != nil {
-		if err := n.faults.Close(why); err != nil {
-			s.log.Error("closing the faults", "error", err)
-		}
+	if err := n.faults.Close(why); err != nil {
+		s.log.Error("closing the faults", "error", err)
 	}
-	if n.proxy != nil {
-		n.proxy.Close()
-	}
-	if n.ingress != nil {
-		n.ingress.Close()
-	}
-	if n.dns != nil {
-		n.dns.Close()
-	}
+	n.proxy.Close()
+	n.ingress.Close()
+	n.dns.Close()
 	n.domain.Close()
 	n.serving.Wait()
 }

@@ -24,7 +24,11 @@ import (
 func (s *Supervisor) Reconcile(ctx context.Context, request *vzv1.ReconcileRequest, send func(*vzv1.Event) error) error {
 	definition, err := config.Check(request.GetDefinitionPath(), request.GetDefinition(), config.CurrentHost())
 	if err != nil {
-		return api.NewProblem(connect.CodeInvalidArgument, "the definition is refused", err.Error(), "")
+		refused := api.NewProblem(connect.CodeInvalidArgument, "the definition is refused", err.Error(), "")
+		if first, ok := errors.AsType[*config.UnsupportedError](err); ok {
+			refused.Unsupported = unsupportedMessage(first)
+		}
+		return refused
 	}
 	if record := s.snapshot(); record.ProjectID != definition.ProjectID {
 		return api.NewProblem(connect.CodeFailedPrecondition, "the definition is another project's",
@@ -143,7 +147,18 @@ func (s *Supervisor) up(ctx context.Context, op *operation, definition *config.D
 	} else if err := s.network.faults.Declare(nil); err != nil {
 		return err
 	}
-	return s.update(func(r *registry.Record) { r.State, r.Message = registry.Ready, "" })
+	return s.update(conclude)
+}
+
+// conclude says how an Environment is whose Machines were to be brought up: one
+// may have ended since, or not have been asked for.
+func conclude(r *registry.Record) {
+	r.State, r.Message = registry.Ready, ""
+	for _, m := range r.Machines {
+		if m.State != registry.MachineReady {
+			r.State, r.Message = registry.Degraded, fmt.Sprintf("machine %s is %s", m.Name, m.State)
+		}
+	}
 }
 
 // recorded is the definition that the Environment was last brought up from.
@@ -169,21 +184,19 @@ func (s *Supervisor) removeMachine(ctx context.Context, op *operation, m registr
 	return done("", err)
 }
 
-// mtus are the networks' MTUs as recorded, in bytes.
-func (s *Supervisor) mtus() map[string]int {
-	mtus := map[string]int{}
+// networks are those recorded, by name.
+func (s *Supervisor) networks() map[string]registry.Network {
+	networks := map[string]registry.Network{}
 	for _, n := range s.snapshot().Networks {
-		mtus[n.Name] = n.MTU
+		networks[n.Name] = n
 	}
-	return mtus
+	return networks
 }
 
 func (s *Supervisor) stopChanged(ctx context.Context, op *operation, definition *config.Definition, next *registry.Record) error {
 	return s.each(next.Machines, func(m registry.Machine) error {
-		s.mu.Lock()
-		l := s.live[m.Name]
-		s.mu.Unlock()
-		if l == nil || l.made == bootDigest(definition.Machines[m.Name], m, s.mtus()) {
+		l := s.liveMachine(m.Name)
+		if l == nil || l.made == bootDigest(definition.Machines[m.Name], m, s.networks()) {
 			return nil
 		}
 		return s.shutdown(ctx, op, m.Name, stopGrace)
@@ -195,13 +208,19 @@ func (s *Supervisor) ensureNetwork(op *operation, definition *config.Definition,
 	s.mu.Lock()
 	s.definition = definition
 	s.mu.Unlock()
+	record := s.snapshot()
 	if s.network != nil {
-		return done("", s.network.update(s, t))
+		err := s.network.update(s, t)
+		if err == nil {
+			s.network.definition = record.DefinitionDigest
+		}
+		return done("", err)
 	}
-	n, err := s.openNetwork(t, s.snapshot().Proxy.Port)
+	n, err := s.openNetwork(t, record.Proxy.Port)
 	if err != nil {
 		return done("", err)
 	}
+	n.definition = record.DefinitionDigest
 	s.mu.Lock()
 	s.network, s.domain = n, n.domain
 	s.mu.Unlock()
@@ -217,18 +236,17 @@ func (s *Supervisor) ensureMachines(ctx context.Context, op *operation, definiti
 }
 
 func (s *Supervisor) ensureMachine(ctx context.Context, op *operation, definition *config.Definition, m registry.Machine) error {
-	s.mu.Lock()
-	l := s.live[m.Name]
-	s.mu.Unlock()
+	l := s.liveMachine(m.Name)
+	if l != nil && l.session.Err() != nil { // it ended just now, and watchMachine is about to let it go
+		s.release(l)
+		l = nil
+	}
 	specs := processSpecs(definition.Machines[m.Name])
 	if l == nil {
 		if err := s.boot(ctx, op, definition, m); err != nil {
 			return err
 		}
-		s.mu.Lock()
-		l = s.live[m.Name]
-		s.mu.Unlock()
-		if l == nil {
+		if l = s.liveMachine(m.Name); l == nil {
 			return fmt.Errorf("machine %s ended as soon as it was up", m.Name)
 		}
 	} else if err := l.setProcesses(ctx, specs); err != nil {
@@ -314,12 +332,12 @@ func (s *Supervisor) Delete(ctx context.Context, send func(*vzv1.Event) error) e
 }
 
 func (s *Supervisor) delete(ctx context.Context, op *operation) (*vzv1.ReceiptHead, error) {
-	if err := s.update(func(r *registry.Record) { r.State, r.Message = registry.Deleting, "" }); err != nil {
-		return nil, err
-	}
+	// Until the Machines' files are gone, a full disk may take no word of it:
+	// what can't be recorded is logged.
+	s.update(func(r *registry.Record) { r.State, r.Message = registry.Deleting, "" })
 	// Nothing of the Machines is kept, so there is nothing to save by grace.
 	if err := s.takeDown(ctx, op, 0); err != nil {
-		return nil, err
+		s.log.Error("taking the Environment down", "error", err)
 	}
 	err := s.each(s.snapshot().Machines, func(m registry.Machine) error {
 		done := op.step("machine.remove", m.Name)
@@ -329,7 +347,7 @@ func (s *Supervisor) delete(ctx context.Context, op *operation) (*vzv1.ReceiptHe
 		return nil, err
 	}
 	if err := s.receipt("lifecycle", lifecycle{Operation: "delete", Result: "deleted"}); err != nil {
-		return nil, err
+		s.log.Error("the receipt of the delete", "error", err)
 	}
 	if s.receipts == nil {
 		return nil, nil

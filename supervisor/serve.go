@@ -176,6 +176,11 @@ func (s *Supervisor) bringUp(ctx context.Context, op *operation, m registry.Mach
 		return err
 	}
 	record := s.snapshot()
+	if s.network != nil && s.network.definition != record.DefinitionDigest {
+		// It would boot with an address that is not the one on record.
+		return api.NewProblem(connect.CodeFailedPrecondition, "machine "+m.Name+" can't be started",
+			"the last up failed before the network was as it says", "run vz up")
+	}
 	if s.network == nil {
 		t, err := plan(definition, record)
 		if err != nil {
@@ -188,14 +193,7 @@ func (s *Supervisor) bringUp(ctx context.Context, op *operation, m registry.Mach
 	if err := s.ensureMachine(ctx, op, definition, m); err != nil {
 		return err
 	}
-	return s.update(func(r *registry.Record) {
-		r.State, r.Message = registry.Ready, ""
-		for _, one := range r.Machines {
-			if one.State != registry.MachineReady {
-				r.State, r.Message = registry.Degraded, fmt.Sprintf("machine %s is %s", one.Name, one.State)
-			}
-		}
-	})
+	return s.update(conclude)
 }
 
 // StopMachine stops one Machine and leaves the others.
@@ -266,9 +264,7 @@ func (s *Supervisor) Exec(ctx context.Context, first *vzv1.ExecRequest, receive 
 // session is the live session of a Machine.
 func (s *Supervisor) session(ctx context.Context, m registry.Machine, reconcile bool, send func(*vzv1.ExecResponse) error) (*live, error) {
 	find := func() *live {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if l := s.live[m.Name]; l != nil && l.session.Err() == nil {
+		if l := s.liveMachine(m.Name); l != nil && l.session.Err() == nil {
 			return l
 		}
 		return nil
@@ -335,7 +331,7 @@ func (s *Supervisor) Logs(ctx context.Context, r *vzv1.ProcessLogsRequest, send 
 
 var errDown = api.NewProblem(connect.CodeFailedPrecondition, "the Environment's network is down", "it was not brought up since its supervisor started", "run vz up")
 
-// up is the live network, or an error that says that there is none.
+// openedNetwork is the live one, or an error that says that there is none.
 func (s *Supervisor) openedNetwork() (*network, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -429,7 +425,7 @@ func (s *Supervisor) HealFault(_ context.Context, selector string) (*vzv1.Fault,
 	if err != nil {
 		return nil, err
 	}
-	status, err := n.faults.Heal(selector, "api")
+	status, err := n.faults.Heal(selector, faults.WhyAPI)
 	if err != nil {
 		return nil, api.NewProblem(connect.CodeNotFound, "the fault can't be healed", err.Error(), "")
 	}

@@ -13,6 +13,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,8 +77,7 @@ type Supervisor struct {
 	events   *events
 	receipts *receipt.Log
 	ca       *ingress.CA
-	damage   error // its evidence or its CA can't be read: stop and delete alone are served
-	began    time.Time
+	damage   error  // its evidence or its CA can't be read or written: stop and delete alone are served
 	end      func() // ends Run
 
 	// work is held by the one operation that may change the Environment now.
@@ -112,7 +112,7 @@ func Run(ctx context.Context, o Options) error {
 	defer cancel()
 	s := &Supervisor{
 		options: o, id: id, registry: o.Registry, driver: o.Driver, log: o.Log,
-		events: newEvents(id), began: time.Now(), work: make(chan struct{}, 1),
+		events: newEvents(id), work: make(chan struct{}, 1),
 		record: record, live: map[string]*live{}, spent: map[string]string{}, executions: map[string]*execution{},
 		queries: ring[*vzv1.DNSQuery]{limit: 256},
 	}
@@ -125,26 +125,27 @@ func Run(ctx context.Context, o Options) error {
 		defer s.receipts.Close()
 		s.ca, err = ingress.LoadOrCreateCA(s.registry.IngressDir(s.id), record.Name)
 	}
-	if s.damage = err; err != nil {
-		s.log.Error("the Environment is damaged: it can be stopped and deleted, nothing else", "error", err)
-	}
-	if err := s.settle(ctx); err != nil {
-		return err
-	}
-
-	socket := s.registry.SocketPath(s.id)
-	self, err := registry.Self(socket, o.Version)
-	if err == nil {
-		err = s.update(func(r *registry.Record) { r.Supervisor = self })
-	}
+	s.damage = err
+	died, err := s.settle(ctx)
 	if err != nil {
 		return err
+	}
+	socket := s.registry.SocketPath(s.id)
+	self, err := registry.Self(socket, o.Version)
+	if err != nil {
+		return err
+	}
+	// Where a full disk is the damage, delete must work all the same.
+	s.damage = cmp.Or(s.damage, s.account(died), s.update(func(r *registry.Record) { r.Supervisor = self }))
+	if s.damage != nil {
+		s.log.Error("the Environment is damaged: it can be stopped and deleted, nothing else", "error", s.damage)
 	}
 	served := make(chan error, 1)
 	go func() {
 		served <- api.Serve(ctx, api.Private(o.Listener, o.Registry.UID(), func(uid int) {
 			s.log.Warn("refused a client of another user", "uid", uid)
 		}), s, apiGrace)
+		s.end() // had it failed, nobody could tell this supervisor anything any more
 	}()
 	s.log.Info("serving", "environment", s.id, "socket", socket, "version", o.Version)
 	o.Ready()
@@ -161,7 +162,7 @@ func Run(ctx context.Context, o Options) error {
 	return err
 }
 
-// leave takes down what is still up and forgets the supervisor's own traces.
+// leave takes down what is still up.
 func (s *Supervisor) leave() {
 	s.work <- struct{}{} // for good: nothing may begin any more
 	op := &operation{name: "end", events: s.events, began: time.Now()}
@@ -192,20 +193,28 @@ func clean(ctx context.Context, o Options) error {
 }
 
 // settle makes the record true again after a supervisor that died: its
-// Machines died with it, what is left of them is ended, and the receipts say
-// what became of the faults that were armed.
-func (s *Supervisor) settle(ctx context.Context) error {
+// Machines died with it, and what is left of them is ended.
+func (s *Supervisor) settle(ctx context.Context) (died bool, err error) {
 	record := s.snapshot()
 	for _, m := range record.Machines {
 		if m.State == registry.MachineDeclared || m.State == registry.MachineStopped {
 			continue
 		}
 		if err := s.driver.Clean(ctx, s.id, m.MachineID); err != nil {
-			return fmt.Errorf("ending what an earlier supervisor left of machine %s: %w", m.Name, err)
+			return false, fmt.Errorf("ending what an earlier supervisor left of machine %s: %w", m.Name, err)
 		}
 	}
-	if record.State != registry.Stopped && record.State != registry.Created {
-		s.lost("the supervisor ended without stopping the Environment")
+	if record.State == registry.Stopped || record.State == registry.Created {
+		return false, nil
+	}
+	s.lost("the supervisor ended without stopping the Environment")
+	return true, nil
+}
+
+// account writes the receipts that a supervisor that died did not: of its end,
+// and of the faults that were armed.
+func (s *Supervisor) account(died bool) error {
+	if died {
 		if err := s.receipt("lifecycle", lifecycle{Operation: "settle", Result: "the supervisor had died; its Machines ended with it"}); err != nil {
 			return err
 		}
@@ -246,15 +255,15 @@ func (s *Supervisor) snapshot() *registry.Record {
 // is never ahead of what it would find after a crash.
 func (s *Supervisor) update(change func(*registry.Record)) error {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	next := s.record.Clone()
 	change(next)
 	if err := s.registry.Save(next); err != nil {
-		s.mu.Unlock()
 		s.log.Error("writing the record", "error", err)
 		return fmt.Errorf("writing the Environment's record: %w", err)
 	}
 	s.record = next
-	s.mu.Unlock()
+	// Under the lock still: the last event is of the last state.
 	s.events.publish(&vzv1.Event{Event: &vzv1.Event_Environment{Environment: registry.Project(next, registry.LockSelf)}})
 	return nil
 }
@@ -290,9 +299,6 @@ func (s *Supervisor) receipt(kind string, body any) error {
 
 // begin waits for the right to change the Environment, at most until ctx ends.
 func (s *Supervisor) begin(ctx context.Context, name string, send func(*vzv1.Event) error) (*operation, func(), error) {
-	if s.damage != nil && name != "stop" && name != "delete" {
-		return nil, nil, problem(name, s.damage, s.registry.LogPath(s.id))
-	}
 	select {
 	case s.work <- struct{}{}:
 	case <-ctx.Done():
@@ -301,6 +307,12 @@ func (s *Supervisor) begin(ctx context.Context, name string, send func(*vzv1.Eve
 	if s.ending {
 		<-s.work
 		return nil, nil, api.Ending
+	}
+	if s.damage != nil && name != "stop" && name != "delete" {
+		s.ending = true // the next command's supervisor looks whether it was mended
+		s.end()
+		<-s.work
+		return nil, nil, problem(name, s.damage, s.registry.LogPath(s.id))
 	}
 	return &operation{name: name, events: s.events, began: time.Now(), send: send}, func() { <-s.work }, nil
 }

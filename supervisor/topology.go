@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
-	"sort"
 
 	"vz.test/vz/config"
 	"vz.test/vz/dns"
@@ -196,12 +196,7 @@ func allocateEndpoints(definition *config.Definition, record *registry.Record) e
 }
 
 func sorted[T any](m map[string]T) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	return names
+	return slices.Sorted(maps.Keys(m))
 }
 
 // A topology is what the rooms of the network are to do for one definition:

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -63,15 +64,19 @@ func run(args []string) (status int) {
 		panic(err)
 	}
 	defer func() { // --help and --version end by kong's Exit
-		if code, ok := recover().(exited); ok {
+		switch code := recover().(type) {
+		case nil:
+		case exited:
 			status = int(code)
+		default:
+			panic(code)
 		}
 	}()
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
-	isExec := strings.EqualFold(firstVerb(args), "exec")
-	context, err := parser.Parse(args)
+	isExec := verb(args) == "exec"
+	parsed, err := parser.Parse(args)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "vz: %v; see vz --help\n", err)
 		if isExec {
@@ -79,7 +84,7 @@ func run(args []string) (status int) {
 		}
 		return exitUsage
 	}
-	err = context.Run(&line)
+	err = parsed.Run(&line)
 	var code exitStatus
 	if errors.As(err, &code) {
 		err = code.err
@@ -93,12 +98,11 @@ func run(args []string) (status int) {
 	return status
 }
 
-// firstVerb is the first argument that is no flag.
-func firstVerb(args []string) string {
-	for _, a := range args {
-		if !strings.HasPrefix(a, "-") {
-			return a
-		}
+// verb is the first argument that is one: before it stand flags and their values.
+func verb(args []string) string {
+	verbs := []string{"up", "exec", "status", "stop", "delete"}
+	if i := slices.IndexFunc(args, func(a string) bool { return slices.Contains(verbs, a) }); i >= 0 {
+		return args[i]
 	}
 	return ""
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -71,7 +72,7 @@ func (c *statusCommand) Run() error {
 		if c.Environment != nil || c.Machine != nil {
 			return exitStatus{exitUsage, fmt.Errorf("--all goes with neither --environment nor --machine; see vz status --help")}
 		}
-		return c.all(p.Registry)
+		return c.all(ctx, p.Registry)
 	}
 	s, err := p.Select()
 	if err != nil {
@@ -107,9 +108,7 @@ func (c *statusCommand) Run() error {
 }
 
 // all lists every Environment of the user, the damaged ones too.
-func (c *statusCommand) all(r *registry.Registry) error {
-	ctx, stop := interruptible()
-	defer stop()
+func (c *statusCommand) all(ctx context.Context, r *registry.Registry) error {
 	listed, err := r.List("")
 	if err != nil {
 		return err

@@ -1,3 +1,6 @@
+// Package wire is what a supervisor and an agent say to each other: the
+// messages of schemas/proto/vz/guest/v1, and the bounds of the channel that both
+// ends hold to. It sends nothing: guest and guest/agent do.
 package wire
 
 import (

@@ -107,6 +107,8 @@ func Handler(backend Backend) http.Handler {
 	options := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxRequest),
 		connect.WithInterceptors(problems{}),
+		connect.WithCodec(strictJSON("json")),
+		connect.WithCodec(strictJSON("json; charset=utf-8")),
 	}
 	mux.Handle(vzv1connect.NewEnvironmentServiceHandler(environments{backend}, options...))
 	mux.Handle(vzv1connect.NewMachineServiceHandler(machines{backend}, options...))

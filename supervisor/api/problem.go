@@ -2,7 +2,6 @@ package api
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -19,7 +18,7 @@ type Problem struct {
 	Next    string
 	LogPath string // where more is to be read; may be empty
 
-	Unsupported *vzv1.UnsupportedCapability // set when a capability is missing
+	Unsupported *vzv1.UnsupportedCapability // set when capabilities are missing: the first
 }
 
 func (p *Problem) Error() string {
@@ -106,10 +105,4 @@ func FromConnect(err error) error {
 func FromMessage(code connect.Code, m *vzv1.Error) *Problem {
 	return &Problem{Code: code, What: m.GetWhat(), Why: m.GetWhy(), Next: m.GetNext(),
 		LogPath: m.GetLogPath(), Unsupported: m.GetUnsupported()}
-}
-
-// Unimplemented names a part of the API that this version does not have.
-func Unimplemented(capability string) *Problem {
-	return NewProblem(connect.CodeUnimplemented,
-		fmt.Sprintf("%s is not available in this version", capability), "", "")
 }

@@ -1,6 +1,9 @@
 // Package client is how programs use vz: it selects an Environment, starts its
 // supervisor where one is needed, and speaks to it on its unix socket.
 //
+// Use: Up, Stop, Delete and Status do what the verbs do; Ensure or Connect gives
+// a Client for everything else, Client.Run among it.
+//
 // It links the registry and the API's messages, never the network stack; what
 // an Environment is and does is its supervisor's.
 package client

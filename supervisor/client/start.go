@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,7 +62,10 @@ func Connect(ctx context.Context, r *registry.Registry, environment string) (*Cl
 	pid := 0
 	if record.Supervisor != nil {
 		// The supervisor may have been started with another XDG_RUNTIME_DIR.
-		socket, pid = record.Supervisor.Socket, record.Supervisor.PID
+		socket = record.Supervisor.Socket
+	}
+	if record.Supervisor.Alive() { // else the PID may be somebody else's by now
+		pid = record.Supervisor.PID
 	}
 	c := New(socket)
 	patience, cancel := context.WithTimeout(ctx, answerPatience)
@@ -89,6 +93,7 @@ func Connect(ctx context.Context, r *registry.Registry, environment string) (*Cl
 func Ensure(ctx context.Context, r *registry.Registry, environment string) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
+	var silent *SilentError
 	for {
 		c, _, err := Connect(ctx, r, environment)
 		if err == nil {
@@ -97,12 +102,17 @@ func Ensure(ctx context.Context, r *registry.Registry, environment string) (*Cli
 		if errors.Is(err, ErrNotRunning) {
 			held, startErr := start(ctx, r, environment)
 			if startErr != nil {
+				if _, err := r.Record(environment); errors.Is(err, fs.ErrNotExist) {
+					return nil, err // deleted meanwhile
+				}
 				return nil, startErr
 			}
 			if !held {
 				continue // it answers now
 			}
-		} else if silent := (*SilentError)(nil); !errors.As(err, &silent) {
+		} else if silent != nil && errors.Is(err, context.DeadlineExceeded) {
+			return nil, silent // our patience ended in the middle of a try
+		} else if !errors.As(err, &silent) {
 			return nil, err
 		}
 		// Somebody else's is starting, or ending. Look again.

@@ -107,7 +107,7 @@ func Up(ctx context.Context, p Place, onEvent func(*vzv1.Event)) (*vzv1.Environm
 			return nil, err
 		}
 		environment, err := reconcile(ctx, p.Registry, selected.EnvironmentID, request, onEvent)
-		if api.IsEnding(err) {
+		if api.IsEnding(err) || errors.Is(err, fs.ErrNotExist) {
 			// Of a deleted Environment nothing may be left by then, so that
 			// it is made anew.
 			if err := ended(ctx, p.Registry, selected.EnvironmentID); err != nil {

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"strings"
@@ -277,9 +276,3 @@ func (e *SelectorError) Explain() (what, why, next string) {
 	return what, why, e.Next
 }
 func (e *SelectorError) Error() string { return sentence(e.Explain()) }
-
-// IsReason says whether err is a SelectorError with that reason.
-func IsReason(err error, r Reason) bool {
-	var s *SelectorError
-	return errors.As(err, &s) && s.Reason == r
-}

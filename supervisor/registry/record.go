@@ -1,8 +1,6 @@
 package registry
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"vz.test/vz/config"
 	"vz.test/vz/guest/wire"
 	"vz.test/vz/supervisor/api/vzv1"
 	"vz.test/vz/supervisor/registry/durable"
@@ -271,25 +270,19 @@ func (r *Registry) Save(record *Record) error {
 	return writeDocument(r.RecordPath(record.EnvironmentID), record, newRecord)
 }
 
-// Digest is that of a definition's text: sha256:HEX.
-func Digest(text []byte) string {
-	sum := sha256.Sum256(text)
-	return "sha256:" + hex.EncodeToString(sum[:])
-}
-
 // SaveDefinition persists the text of vz.json and sets record's digest; the
 // caller saves the record next. A crash in between leaves the earlier text to
 // be read, which the persisted record still names. The caller holds the owner
 // lock.
 func (r *Registry) SaveDefinition(record *Record, text []byte) error {
 	path := r.DefinitionPath(record.EnvironmentID)
-	digest := Digest(text)
+	digest := config.Digest(text)
 	old, err := readFile(path)
 	switch {
-	case err == nil && Digest(old) == digest:
+	case err == nil && config.Digest(old) == digest:
 		record.DefinitionDigest = digest
 		return nil
-	case err == nil && Digest(old) == record.DefinitionDigest:
+	case err == nil && config.Digest(old) == record.DefinitionDigest:
 		err = keepPrevious(path, old)
 	case errors.Is(err, fs.ErrNotExist):
 		err = nil
@@ -312,14 +305,14 @@ func (r *Registry) Definition(record *Record) ([]byte, error) {
 		return nil, &FileError{"cannot read", path, fs.ErrNotExist, "`vz up` writes it"}
 	}
 	text, err := readFile(path)
-	if err == nil && Digest(text) == record.DefinitionDigest {
+	if err == nil && config.Digest(text) == record.DefinitionDigest {
 		return text, nil
 	}
 	damage := err
 	if damage == nil {
 		damage = errors.New("it is not the text that the record names")
 	}
-	if text, err = readFile(path + previousSuffix); err == nil && Digest(text) == record.DefinitionDigest {
+	if text, err = readFile(path + previousSuffix); err == nil && config.Digest(text) == record.DefinitionDigest {
 		r.warn(&RestoredError{path, damage})
 		return text, nil
 	}
