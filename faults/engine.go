@@ -26,7 +26,9 @@ type Options struct {
 
 	// OnChange hears of each arming, first effect and healing (with the final
 	// counts), in order, one at a time. It may call the engine, except Close.
-	OnChange func(Status)
+	// An error about a healing keeps the fault in the journal, so that Recover
+	// writes what could not be written now.
+	OnChange func(Status) error
 
 	Journal string        // file that is kept of the armed faults; empty: none. See Recover
 	NewID   func() string // nil: random, sorted by time
@@ -477,7 +479,7 @@ func (e *Engine) status(f *fault, now time.Duration) Status {
 
 // tell calls OnChange for what has happened, unless somebody is doing so
 // already, who will do it for this too. A healed fault leaves the journal when
-// OnChange is back.
+// OnChange is back without an error.
 func (e *Engine) tell() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -488,15 +490,17 @@ func (e *Engine) tell() {
 	for len(e.events) > 0 {
 		s := e.events[0]
 		e.events = e.events[1:]
+		var err error
 		if e.options.OnChange != nil {
 			e.mu.Unlock()
-			e.options.OnChange(s)
+			err = e.options.OnChange(s)
 			e.mu.Lock()
 		}
-		if s.State == Healed {
-			if err := e.journal.remove(s.ID); err != nil {
-				e.failure = err
-			}
+		if s.State == Healed && err == nil {
+			err = e.journal.remove(s.ID)
+		}
+		if err != nil {
+			e.failure = err
 		}
 	}
 	e.telling = false

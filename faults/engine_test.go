@@ -57,10 +57,11 @@ func newWorld(t *testing.T, change ...func(*faults.Options)) *world {
 			}
 			return nil
 		},
-		OnChange: func(s faults.Status) {
+		OnChange: func(s faults.Status) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.told = append(w.told, s)
+			return nil
 		},
 		NewID: func() string { ids++; return fmt.Sprintf("flt_%d", ids) },
 	}
@@ -639,12 +640,13 @@ func TestOnChangeMayHeal(t *testing.T) {
 	var w *world
 	w = newWorld(t, func(o *faults.Options) {
 		tell := o.OnChange
-		o.OnChange = func(s faults.Status) {
-			tell(s)
+		o.OnChange = func(s faults.Status) error {
+			err := tell(s)
 			if s.State == faults.Armed {
 				_, err := w.engine.Heal(s.ID, faults.WhyAPI)
 				assert.NoError(t, err)
 			}
+			return err
 		}
 	})
 	_, err := w.engine.Start(slow("slow", ms, time.Minute))
@@ -695,6 +697,35 @@ func TestRecover(t *testing.T) {
 	left2, err := os.ReadDir(filepath.Dir(file))
 	require.NoError(t, err)
 	assert.Empty(t, left2)
+}
+
+// A receipt that could not be written when the fault healed is written by the
+// next supervisor.
+func TestJournalKeepsWhatHasNoReceipt(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "faults.json")
+	engine := faults.New(faults.Options{
+		Impair:  func(string, *faults.Conditioner) error { return nil },
+		Journal: file,
+		OnChange: func(s faults.Status) error {
+			if s.State == faults.Healed && s.Name == "lost" {
+				return errors.New("disk full")
+			}
+			return nil
+		},
+	})
+	for _, name := range []string{"lost", "written"} {
+		_, err := engine.Start(slow(name, ms, time.Minute))
+		require.NoError(t, err)
+		_, err = engine.Heal(name, faults.WhyAPI)
+		require.NoError(t, err)
+	}
+	require.ErrorContains(t, engine.Close(faults.WhyOwnerExit), "disk full")
+	var left []string
+	require.NoError(t, faults.Recover(file, time.Now(), func(s faults.Status) error {
+		left = append(left, s.Name)
+		return nil
+	}))
+	require.Equal(t, []string{"lost"}, left)
 }
 
 func TestNoJournalNoFault(t *testing.T) {
@@ -922,7 +953,7 @@ func TestConcurrency(t *testing.T) {
 	var healed []faults.Status
 	e := faults.New(faults.Options{
 		Impair:   func(_ string, n *faults.Conditioner) error { mu.Lock(); c = n; mu.Unlock(); return nil },
-		OnChange: func(s faults.Status) { healed = append(healed, s) },
+		OnChange: func(s faults.Status) error { healed = append(healed, s); return nil },
 		Journal:  filepath.Join(t.TempDir(), "faults.json"),
 	})
 	const flows, packets = 4, 20000

@@ -33,8 +33,7 @@ type network struct {
 	definition string // digest of the one that it was made for; written by the holder of work
 	serving    sync.WaitGroup
 
-	mu     sync.Mutex
-	served map[netip.AddrPort]bool // addresses in the domain that somebody listens on
+	served map[opening]chan struct{} // closed when the server there has ended
 }
 
 // openNetwork makes the network of a topology. proxyPort is the host's port to
@@ -44,7 +43,7 @@ func (s *Supervisor) openNetwork(t *topology, proxyPort int) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &network{domain: domain, served: map[netip.AddrPort]bool{}}
+	n := &network{domain: domain, served: map[opening]chan struct{}{}}
 	n.topology.Store(t)
 	if err := n.open(s, proxyPort); err != nil {
 		n.close(s, faults.WhyOwnerExit)
@@ -92,70 +91,63 @@ func listenLoopback(port int) (net.Listener, error) {
 	return net.Listen("tcp4", "127.0.0.1:0")
 }
 
-// listen opens what the topology has and nobody listens on yet. Listeners of
-// addresses that are gone were closed by the domain.
+// An opening is where somebody serves inside the domain.
+type opening struct {
+	network string // udp or tcp
+	address netip.AddrPort
+}
+
+// listen serves what the topology has and nobody serves yet. Listeners of
+// addresses that are gone were closed by the domain. The holder of work calls it.
 func (n *network) listen(s *Supervisor) error {
 	t := n.topology.Load()
+	wanted := map[opening]func() (serve func() error, err error){}
 	for _, network := range t.domain.Networks {
 		address := netip.AddrPortFrom(network.Gateway, 53)
-		if !n.take(address) {
-			continue
+		wanted[opening{"udp", address}] = func() (func() error, error) {
+			packets, err := n.domain.ListenPacket(address)
+			return func() error { return n.dns.ServePacket(packets) }, err
 		}
-		packets, err := n.domain.ListenPacket(address)
-		if err != nil {
-			n.give(address)
-			return fmt.Errorf("dns on %s: %w", address, err)
+		wanted[opening{"tcp", address}] = func() (func() error, error) {
+			stream, err := n.domain.Listen(address)
+			return func() error { return n.dns.Serve(stream) }, err
 		}
-		stream, err := n.domain.Listen(address)
-		if err != nil {
-			packets.Close()
-			n.give(address)
-			return fmt.Errorf("dns on %s: %w", address, err)
-		}
-		n.serve(s, address, "dns", func() error { return n.dns.ServePacket(packets) })
-		n.serve(s, address, "dns", func() error { return n.dns.Serve(stream) })
 	}
 	for _, d := range t.doors {
-		if !n.take(d.address) {
-			continue
+		wanted[opening{"tcp", d.address}] = func() (func() error, error) {
+			l, err := n.domain.Listen(d.address)
+			if d.tls {
+				return func() error { return n.ingress.ServeTLS(l) }, err
+			}
+			return func() error { return n.ingress.ServeHTTP(l) }, err
 		}
-		l, err := n.domain.Listen(d.address)
+	}
+	for at, ended := range n.served {
+		if wanted[at] == nil {
+			<-ended
+			delete(n.served, at)
+		}
+	}
+	for at, open := range wanted {
+		if ended := n.served[at]; ended != nil {
+			select {
+			case <-ended: // by an error, which was logged
+			default:
+				continue
+			}
+		}
+		serve, err := open()
 		if err != nil {
-			n.give(d.address)
-			return fmt.Errorf("ingress on %s: %w", d.address, err)
+			return fmt.Errorf("listening on %s %s: %w", at.network, at.address, err)
 		}
-		serve := n.ingress.ServeHTTP
-		if d.tls {
-			serve = n.ingress.ServeTLS
-		}
-		n.serve(s, d.address, "ingress", func() error { return serve(l) })
+		ended := make(chan struct{})
+		n.served[at] = ended
+		n.serving.Go(func() {
+			defer close(ended)
+			s.report(at.network+" "+at.address.String(), serve())
+		})
 	}
 	return nil
-}
-
-// take says whether an address is free to listen on, and marks it; give makes
-// it free again.
-func (n *network) take(address netip.AddrPort) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.served[address] {
-		return false
-	}
-	n.served[address] = true
-	return true
-}
-
-func (n *network) give(address netip.AddrPort) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.served, address)
-}
-
-func (n *network) serve(s *Supervisor, address netip.AddrPort, what string, serve func() error) {
-	n.serving.Go(func() {
-		s.report(what, serve())
-		n.give(address)
-	})
 }
 
 // report logs why a server ended, unless it was told to.

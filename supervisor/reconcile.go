@@ -39,10 +39,13 @@ func (s *Supervisor) Reconcile(ctx context.Context, request *vzv1.ReconcileReque
 		return err
 	}
 	defer done()
+	if s.snapshot().State == registry.Deleting {
+		return api.NewProblem(connect.CodeFailedPrecondition, "the Environment can't be brought up", "its deletion has begun", "run vz delete to finish it, then vz up")
+	}
 	digest := config.Digest(request.GetDefinition())
 	err = s.up(ctx, op, definition, request, digest)
 	if err != nil && ctx.Err() != nil {
-		err = errors.New("cancelled by the client")
+		err = errors.New("cancelled")
 	}
 	result := "ready"
 	if err != nil {
@@ -93,7 +96,7 @@ func (s *Supervisor) up(ctx context.Context, op *operation, definition *config.D
 	done := op.step("environment.plan", "")
 	next := s.snapshot()
 	before := next.Clone()
-	if err := allocate(definition, next); err != nil {
+	if err := allocate(definition, s.driver.Name(), next); err != nil {
 		return done("", err)
 	}
 	t, err := plan(definition, next)
@@ -280,10 +283,17 @@ func (s *Supervisor) Stop(ctx context.Context, send func(*vzv1.Event) error) err
 	}
 	defer done()
 	ctx = context.WithoutCancel(ctx)
-	s.update(func(r *registry.Record) { r.State, r.Message = registry.Stopping, "" })
+	mark := func(state registry.State) error {
+		return s.update(func(r *registry.Record) {
+			if r.State != registry.Deleting { // a deletion that has begun stays one
+				r.State, r.Message = state, ""
+			}
+		})
+	}
+	mark(registry.Stopping)
 	err = s.takeDown(ctx, op, stopGrace)
 	if err == nil {
-		err = s.update(func(r *registry.Record) { r.State, r.Message = registry.Stopped, "" })
+		err = mark(registry.Stopped)
 	}
 	result := "stopped"
 	if err != nil {

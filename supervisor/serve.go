@@ -176,6 +176,14 @@ func (s *Supervisor) bringUp(ctx context.Context, op *operation, m registry.Mach
 		return err
 	}
 	record := s.snapshot()
+	// A Machine that a failed up was to remove is on record and not declared.
+	if _, declared := definition.Machines[m.Name]; !declared {
+		return api.NewProblem(connect.CodeFailedPrecondition, "machine "+m.Name+" can't be started", "it is no longer declared", "run vz up")
+	}
+	record.Machines = slices.DeleteFunc(record.Machines, func(other registry.Machine) bool {
+		_, declared := definition.Machines[other.Name]
+		return !declared
+	})
 	if s.network != nil && s.network.definition != record.DefinitionDigest {
 		// It would boot with an address that is not the one on record.
 		return api.NewProblem(connect.CodeFailedPrecondition, "machine "+m.Name+" can't be started",
@@ -434,14 +442,16 @@ func (s *Supervisor) HealFault(_ context.Context, selector string) (*vzv1.Fault,
 
 // faultChanged turns what the engine says into events, and the end of a fault
 // into a receipt.
-func (s *Supervisor) faultChanged(status faults.Status) {
+func (s *Supervisor) faultChanged(status faults.Status) error {
 	s.events.publish(&vzv1.Event{Event: &vzv1.Event_Fault{Fault: faultMessage(status)}})
 	if status.State != faults.Healed {
-		return
+		return nil
 	}
-	if err := s.receipt("fault", status.Receipt()); err != nil {
+	err := s.receipt("fault", status.Receipt())
+	if err != nil {
 		s.log.Error("a fault's receipt", "fault", status.Name, "error", err)
 	}
+	return err
 }
 
 // Receipts are the evidence after a sequence number, with the signed head.

@@ -22,6 +22,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -204,8 +205,15 @@ func (s *Supervisor) settle(ctx context.Context) (died bool, err error) {
 			return false, fmt.Errorf("ending what an earlier supervisor left of machine %s: %w", m.Name, err)
 		}
 	}
-	if record.State == registry.Stopped || record.State == registry.Created {
-		return false, nil
+	up := slices.ContainsFunc(record.Machines, func(m registry.Machine) bool {
+		return m.State == registry.MachineStarting || m.State == registry.MachineReady || m.State == registry.MachineStopping
+	})
+	switch record.State {
+	case registry.Reconciling, registry.Ready, registry.Degraded, registry.Stopping:
+	default:
+		if !up {
+			return false, nil
+		}
 	}
 	s.lost("the supervisor ended without stopping the Environment")
 	return true, nil

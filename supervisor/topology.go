@@ -32,12 +32,13 @@ const defaultMTU = 1500
 // allocate gives everything that the definition declares and the record does
 // not know yet its identity and addresses, and forgets what is no longer
 // declared. What exists keeps what it has: identity, addresses and MAC outlive
-// every up, stop and rebuild. It changes record only.
-func allocate(definition *config.Definition, record *registry.Record) error {
+// every up, stop and rebuild. driver is what is to run the Machines. It changes
+// record only.
+func allocate(definition *config.Definition, driver string, record *registry.Record) error {
 	record.ProjectName = definition.Name
 	record.DefaultMachine = definition.DefaultMachine
 	allocateNetworks(definition, record)
-	if err := allocateMachines(definition, record); err != nil {
+	if err := allocateMachines(definition, driver, record); err != nil {
 		return err
 	}
 	return allocateEndpoints(definition, record)
@@ -55,7 +56,7 @@ func allocateNetworks(definition *config.Definition, record *registry.Record) {
 	}
 }
 
-func allocateMachines(definition *config.Definition, record *registry.Record) error {
+func allocateMachines(definition *config.Definition, driver string, record *registry.Record) error {
 	old := map[string]registry.Machine{}
 	for _, m := range record.Machines {
 		old[m.Name] = m
@@ -100,7 +101,7 @@ func allocateMachines(definition *config.Definition, record *registry.Record) er
 		if m.Arch == "host" {
 			m.Arch = config.CurrentHost().Arch
 		}
-		m.Profile, m.Isolation, m.Driver = declared.Profile, declared.Isolation, "namespace"
+		m.Profile, m.Isolation, m.Driver = declared.Profile, declared.Isolation, driver
 		m.Requested = declared.Capabilities
 		before := m.Attachments
 		m.Attachments = nil

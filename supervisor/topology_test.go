@@ -39,7 +39,7 @@ func address(r *registry.Record, machine, network string) registry.Attachment {
 
 func TestAllocateGivesEverythingAnAddressOfItsOwn(t *testing.T) {
 	r := newRecord()
-	require.NoError(t, allocate(shop(t, nil), r))
+	require.NoError(t, allocate(shop(t, nil), "namespace", r))
 	seen := map[string]string{}
 	for _, m := range r.Machines {
 		require.NoError(t, registry.CheckID(m.MachineID, registry.KindMachine))
@@ -58,36 +58,36 @@ func TestAllocateGivesEverythingAnAddressOfItsOwn(t *testing.T) {
 
 func TestAllocateKeepsWhatItGave(t *testing.T) {
 	r := newRecord()
-	require.NoError(t, allocate(shop(t, nil), r))
+	require.NoError(t, allocate(shop(t, nil), "namespace", r))
 	before := r.Clone()
 
-	require.NoError(t, allocate(shop(t, nil), r))
+	require.NoError(t, allocate(shop(t, nil), "namespace", r))
 	require.Equal(t, before, r, "the same definition changes nothing")
 
 	// A Machine whose name sorts first takes nobody's address.
 	require.NoError(t, allocate(shop(t, func(d *config.Definition) {
 		d.Machines["a"] = d.Machines["client"]
-	}), r))
+	}), "namespace", r))
 	for _, m := range before.Machines {
 		require.Equal(t, m, *r.Machine(m.Name))
 	}
 
 	// One that leaves and comes back is another one.
-	require.NoError(t, allocate(shop(t, func(d *config.Definition) { delete(d.Machines, "client"); d.Paths = d.Paths[:1] }), r))
+	require.NoError(t, allocate(shop(t, func(d *config.Definition) { delete(d.Machines, "client"); d.Paths = d.Paths[:1] }), "namespace", r))
 	require.Nil(t, r.Machine("client"))
-	require.NoError(t, allocate(shop(t, nil), r))
+	require.NoError(t, allocate(shop(t, nil), "namespace", r))
 	require.NotEqual(t, before.Machine("client").MachineID, r.Machine("client").MachineID)
 }
 
 func TestAllocateMovesWhatADeclaredAddressTakes(t *testing.T) {
 	r := newRecord()
-	require.NoError(t, allocate(shop(t, nil), r))
+	require.NoError(t, allocate(shop(t, nil), "namespace", r))
 	taken := address(r, "web", "front").Address
 	require.NoError(t, allocate(shop(t, func(d *config.Definition) {
 		client := d.Machines["client"]
 		client.Networks = []config.Attachment{{Name: "front", Address: taken}, {Name: "edge"}}
 		d.Machines["client"] = client
-	}), r))
+	}), "namespace", r))
 	require.Equal(t, taken, address(r, "client", "front").Address)
 	require.NotEqual(t, taken, address(r, "web", "front").Address)
 }
@@ -95,13 +95,13 @@ func TestAllocateMovesWhatADeclaredAddressTakes(t *testing.T) {
 func TestAllocateSaysWhenANetworkIsFull(t *testing.T) {
 	err := allocate(shop(t, func(d *config.Definition) {
 		d.Networks["front"] = config.Network{Kind: config.NetworkPrivate, CIDR: "10.10.0.0/30"}
-	}), newRecord())
+	}), "namespace", newRecord())
 	require.ErrorContains(t, err, "every address of 10.10.0.0/30 is taken")
 }
 
 func TestPlanNamesEveryPath(t *testing.T) {
 	definition, r := shop(t, nil), newRecord()
-	require.NoError(t, allocate(definition, r))
+	require.NoError(t, allocate(definition, "namespace", r))
 	topology, err := plan(definition, r)
 	require.NoError(t, err)
 	var names []string
@@ -116,7 +116,7 @@ func TestPlanNamesEveryPath(t *testing.T) {
 
 func TestViewHasWhatAPathReaches(t *testing.T) {
 	definition, r := shop(t, nil), newRecord()
-	require.NoError(t, allocate(definition, r))
+	require.NoError(t, allocate(definition, "namespace", r))
 	topology, err := plan(definition, r)
 	require.NoError(t, err)
 	for _, test := range []struct {

@@ -57,11 +57,7 @@ func (c *execCommand) exec(line *commandLine) (int, error) {
 	e.Signals = signals
 	forward(ctx, signals)
 	if c.TTY {
-		restore, err := c.terminal(ctx, &e)
-		if err != nil {
-			return client.StatusFailed, err
-		}
-		defer restore()
+		defer c.terminal(ctx, &e)()
 	}
 	status, err := session.Run(ctx, e)
 	show.close()
@@ -70,7 +66,7 @@ func (c *execCommand) exec(line *commandLine) (int, error) {
 
 // terminal gives the command a PTY of this terminal's size, and makes this
 // terminal pass every key on.
-func (c *execCommand) terminal(ctx context.Context, e *client.Exec) (restore func(), err error) {
+func (c *execCommand) terminal(ctx context.Context, e *client.Exec) (restore func()) {
 	out := int(os.Stdout.Fd())
 	e.TTY = windowSize(out)
 	e.Env = map[string]string{"TERM": os.Getenv("TERM")}
@@ -92,19 +88,20 @@ func (c *execCommand) terminal(ctx context.Context, e *client.Exec) (restore fun
 			}
 		}
 	}()
-	restore = func() { signal.Stop(changed) }
 	in := int(os.Stdin.Fd())
 	if !c.Interactive || !term.IsTerminal(in) {
-		return restore, nil
+		return func() { signal.Stop(changed) }
 	}
-	before, err := term.MakeRaw(in)
-	if err != nil {
-		return restore, err
-	}
+	// Only when the command runs: until then Ctrl-C is for vz, and progress
+	// wants a terminal that ends lines properly.
+	var before *term.State
+	e.Started = func() { before, _ = term.MakeRaw(in) }
 	return func() {
 		signal.Stop(changed)
-		term.Restore(in, before)
-	}, nil
+		if before != nil {
+			term.Restore(in, before)
+		}
+	}
 }
 
 // windowSize is a terminal's, or the traditional one where there is none.

@@ -23,8 +23,12 @@ type Exec struct {
 	Stderr io.Writer
 	TTY    *wire.WindowSize // nil: no PTY
 
-	Resize  <-chan *wire.WindowSize // may be nil
-	Signals <-chan int32            // Linux signal numbers for the process group; may be nil
+	Resize <-chan *wire.WindowSize // may be nil
+	// Signals are Linux signal numbers for the process group; may be nil. One
+	// that comes before the command has started ends Run instead.
+	Signals <-chan int32
+	// Started is called when the command runs; may be nil.
+	Started func()
 	// Progress is told what is done to bring the Machine up first; may be nil.
 	Progress func(*vzv1.Event)
 }
@@ -59,7 +63,7 @@ func (c *Client) Run(ctx context.Context, e Exec) (int, error) {
 	stop := context.AfterFunc(ctx, func() { stream.CloseRequest() })
 	defer stop()
 	window := newStdinWindow()
-	go send(ctx, e, window, func(input *wire.ExecRequest) error {
+	go send(ctx, cancel, e, window, func(input *wire.ExecRequest) error {
 		return stream.Send(&vzv1.ExecRequest{Input: input})
 	})
 	defer stream.CloseResponse()
@@ -77,6 +81,9 @@ func (c *Client) Run(ctx context.Context, e Exec) (int, error) {
 		switch output := response.GetOutput().GetOutput().(type) {
 		case *wire.ExecResponse_Started:
 			window.open(output.Started.GetStdinWindow())
+			if e.Started != nil {
+				e.Started()
+			}
 		case *wire.ExecResponse_StdinTaken:
 			window.take(output.StdinTaken)
 		case *wire.ExecResponse_Stdout:
@@ -129,6 +136,13 @@ func (w *stdinWindow) change(field *uint64, to uint64) {
 	}
 }
 
+// isOpen says whether the command has started.
+func (w *stdinWindow) isOpen() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.size > 0
+}
+
 // admits says whether a chunk may follow what was sent before it.
 func (w *stdinWindow) admits(sent, chunk uint64) bool {
 	w.mu.Lock()
@@ -138,8 +152,8 @@ func (w *stdinWindow) admits(sent, chunk uint64) bool {
 
 // send is the only sender on the stream: stdin in chunks as the window admits
 // them, window sizes and signals, until ctx ends. A failed send ends it; the
-// receiver has the reason.
-func send(ctx context.Context, e Exec, window *stdinWindow, send func(*wire.ExecRequest) error) {
+// receiver has the reason. A signal to a command that has not started cancels.
+func send(ctx context.Context, cancel context.CancelFunc, e Exec, window *stdinWindow, send func(*wire.ExecRequest) error) {
 	chunks := make(chan []byte)
 	taken := make(chan struct{}) // the chunk was sent; the buffer is free again
 	var input <-chan []byte      // nil: no stdin, or no more
@@ -183,6 +197,10 @@ func send(ctx context.Context, e Exec, window *stdinWindow, send func(*wire.Exec
 		case size := <-e.Resize:
 			err = send(&wire.ExecRequest{Input: &wire.ExecRequest_Resize{Resize: size}})
 		case signal := <-e.Signals:
+			if !window.isOpen() {
+				cancel() // there is nobody to send it to yet
+				return
+			}
 			err = send(&wire.ExecRequest{Input: &wire.ExecRequest_Signal{Signal: signal}})
 		}
 		if err != nil {
