@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 	"time"
 
 	"vz.test/vz/netstack/packet"
@@ -77,7 +78,11 @@ func (s *Spec) check() error {
 		}
 	}
 	if found != 1 {
-		bad("kind", fmt.Sprintf("has %d kinds, must be exactly one", found))
+		var names []string
+		for _, k := range kinds {
+			names = append(names, k.name)
+		}
+		bad("kind", fmt.Sprintf("must be exactly one of %s; %d are given", strings.Join(names, ", "), found))
 	}
 	return errors.Join(errs...)
 }

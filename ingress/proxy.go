@@ -185,8 +185,12 @@ func (p *Proxy) accept(conn net.Conn, requests *handoff) {
 	if err != nil {
 		return
 	}
-	if first[0] == socksVersion {
+	switch first[0] {
+	case socksVersion:
 		p.socks(conn, reader)
+		return
+	case socks4Version: // would wait for a reply that HTTP never gives
+		conn.Write(socks4Rejected)
 		return
 	}
 	conn.SetDeadline(time.Time{})

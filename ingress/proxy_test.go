@@ -107,6 +107,7 @@ func TestCurl(t *testing.T) {
 		{[]string{"--socks5-hostname", address, "https://shop.test/"}, "hello from shop.test", 0},
 		{[]string{"--socks5-hostname", address, "https://example.com/"}, "", 97}, // CURLE_PROXY
 		{[]string{"--socks5", address, "https://127.0.0.1/"}, "", 97},
+		{[]string{"--socks4a", address, "https://shop.test/"}, "", 97},             // at once
 		{[]string{"--proxy", "http://" + address, "https://example.com/"}, "", 56}, // 403 to CONNECT
 		{[]string{"--proxy", "http://" + address, "http://example.com/"}, "example.com is no name of this Environment", 0},
 		{[]string{"http://" + address + "/"}, "shop.test", 0},

@@ -12,6 +12,12 @@ import (
 
 const socksVersion = 5
 
+// SOCKS4 has no names of its own and no errors worth the name; its clients are
+// told no (request rejected or failed, code 91).
+const socks4Version = 4
+
+var socks4Rejected = []byte{0, 91, 0, 0, 0, 0, 0, 0}
+
 const (
 	socksNoAuthentication = 0x00
 	socksNoneAcceptable   = 0xff

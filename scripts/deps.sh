@@ -12,7 +12,7 @@ declare -A package=(
 case "${1:-demo}" in
   demo) tools=(ip curl python3 openssl) ;;
   test) tools=(ip curl python3 openssl dig ping git gcc setpriv jq) ;;
-  bench) tools=(ip curl python3 iperf3) ;;
+  bench) tools=() ;;
   *) echo "usage: $0 demo|test|bench" >&2; exit 2 ;;
 esac
 

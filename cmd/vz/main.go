@@ -158,7 +158,13 @@ func interruptible() (context.Context, context.CancelFunc) {
 	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 }
 
-// open finds the user's state; damage that was worked around is said.
+// open finds the user's state; damage that was worked around is said, once.
 func open() (*registry.Registry, error) {
-	return registry.Open(registry.Options{Warn: func(err error) { fmt.Fprintf(os.Stderr, "vz: warning: %v\n", err) }})
+	said := map[string]bool{}
+	return registry.Open(registry.Options{Warn: func(err error) {
+		if text := err.Error(); !said[text] {
+			said[text] = true
+			fmt.Fprintf(os.Stderr, "vz: warning: %s\n", text)
+		}
+	}})
 }

@@ -106,6 +106,14 @@ func Up(ctx context.Context, p Place, onEvent func(*vzv1.Event)) (*vzv1.Environm
 		if err != nil {
 			return nil, err
 		}
+		if selected.Record.State == registry.Deleting {
+			// A delete was cut off, and parts may be gone already. It is
+			// finished; then there is one to make, if this place may make one.
+			if _, err := Delete(ctx, p.Registry, selected, onEvent); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		environment, err := reconcile(ctx, p.Registry, selected.EnvironmentID, request, onEvent)
 		if api.IsEnding(err) || errors.Is(err, fs.ErrNotExist) {
 			// Of a deleted Environment nothing may be left by then, so that

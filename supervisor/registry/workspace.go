@@ -26,7 +26,10 @@ func FindDefinition(dir string) (string, error) {
 	}
 	for at := start; ; at = filepath.Dir(at) {
 		path := filepath.Join(at, DefinitionName)
-		if _, err := os.Stat(path); err == nil {
+		if info, err := os.Stat(path); err == nil {
+			if !info.Mode().IsRegular() { // to read a pipe would wait for ever
+				return "", &FileError{"cannot use", path, errors.New("it is not a regular file"), "name something else so"}
+			}
 			return path, nil
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			// It may well be there: to go on would find another one.

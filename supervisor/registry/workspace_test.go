@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -41,6 +42,11 @@ func TestFindDefinition(t *testing.T) {
 	require.NoError(t, os.Symlink(inner, inner))
 	_, err = FindDefinition(deep)
 	require.Error(t, err)
+	explained(t, err)
+	require.NoError(t, os.Remove(inner))
+	require.NoError(t, syscall.Mkfifo(inner, 0o600))
+	_, err = FindDefinition(deep)
+	require.ErrorContains(t, err, "regular file")
 	explained(t, err)
 	_, err = FindDefinition(filepath.Join(root, "none"))
 	explained(t, err)
