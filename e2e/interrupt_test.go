@@ -21,11 +21,11 @@ func never() config.Process {
 	return config.Process{Command: []string{"sleep", "1000000"}, Ready: &config.Ready{TCPPort: 7001}}
 }
 
-// reaches starts an up and returns when its progress says that a step began
-// ("machine.ready") or ended.
-func (w *world) reaches(step, status string) (wait func() result) {
+// reaches starts a verb on blue and returns when its progress says that a step
+// has STARTED or is DONE.
+func (w *world) reaches(verb, step, status string) (wait func() result) {
 	w.t.Helper()
-	cmd := w.command("vz", "up", "--environment", "blue", "--progress", "json")
+	cmd := w.command("vz", verb, "--environment", "blue", "--progress", "json")
 	errs, err := cmd.StderrPipe()
 	require.NoError(w.t, err)
 	require.NoError(w.t, cmd.Start())
@@ -58,7 +58,7 @@ func TestInterruptedUp(t *testing.T) {
 	one := host("net")
 	one.Processes["never"] = never()
 	w := newWorld(t, project(map[string]config.Machine{"one": one, "two": host("net")}))
-	wait := w.reaches("machine.ready", "STARTED")
+	wait := w.reaches("up", "machine.ready", "STARTED")
 	e := w.status("--environment", "blue")
 	assert.Equal(t, vzv1.EnvironmentState_ENVIRONMENT_STATE_RECONCILING, e.GetState())
 	assert.Equal(t, "one\n", w.vz("exec", "--environment", "blue", "--machine", "one", "--", "uname", "-n"), "what is up can be used already")
@@ -86,7 +86,7 @@ func TestInterruptedUp(t *testing.T) {
 	w.vz("delete")
 	one.Processes["never"] = never()
 	w.define(project(map[string]config.Machine{"one": one, "two": host("net")}))
-	wait = w.reaches("machine.boot", "STARTED")
+	wait = w.reaches("up", "machine.boot", "STARTED")
 	require.NoError(t, w.interrupt.Signal(os.Interrupt))
 	require.Equal(t, 1, wait().code)
 	w.observe()
@@ -143,7 +143,7 @@ func TestSupervisorKilledAtEveryStep(t *testing.T) {
 	for _, step := range []string{"environment.plan", "network", "machine.boot", "machine.configure", "machine.ready", "faults.declare"} {
 		for _, status := range []string{"STARTED", "DONE"} {
 			w.sub(step+" "+status, func(t *testing.T) {
-				wait := w.reaches(step, status)
+				wait := w.reaches("up", step, status)
 				for _, p := range w.find(process.supervisor) {
 					require.NoError(t, syscall.Kill(p.pid, syscall.SIGKILL))
 				}
@@ -167,5 +167,56 @@ func TestSupervisorKilledAtEveryStep(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A stop or a delete whose supervisor is killed is finished by the next one; an
+// up after it makes whole what is left, or anew what is not.
+func TestSupervisorKilledGoingDown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, project(map[string]config.Machine{"one": host("net"), "two": host("net")}))
+	for _, c := range []struct{ verb, step, status, next string }{
+		{"stop", "machine.stop", "STARTED", "up"},
+		{"stop", "network.close", "DONE", "stop"},
+		{"stop", "machine.stop", "DONE", "delete"},
+		{"delete", "machine.stop", "STARTED", "up"},
+		{"delete", "machine.remove", "STARTED", "delete"},
+		{"delete", "machine.remove", "DONE", "up"},
+		{"delete", "network.close", "DONE", "stop"},
+	} {
+		w.sub(c.verb+" "+c.step+" "+c.status+" then "+c.next, func(t *testing.T) {
+			w.vz("up", "--environment", "blue")
+			before := w.status("--environment", "blue")
+			requireReady(t, before)
+			w.observe()
+			wait := w.reaches(c.verb, c.step, c.status)
+			for _, p := range w.find(process.supervisor) {
+				require.NoError(t, syscall.Kill(p.pid, syscall.SIGKILL))
+			}
+			wait()
+			w.eventually("nothing of it runs", func() bool { return len(w.processes()) == 0 })
+			for _, e := range w.all() {
+				for _, m := range e.GetMachines() {
+					assert.Contains(t, []vzv1.Health{vzv1.Health_HEALTH_INACTIVE, vzv1.Health_HEALTH_UNSUPERVISED}, m.GetHealth(), m.GetName())
+				}
+			}
+			w.vz(c.next, "--environment", "blue")
+			switch c.next {
+			case "up":
+				after := w.status("--environment", "blue")
+				requireReady(t, after)
+				if c.verb == "stop" {
+					sameIdentity(t, before, after)
+				} else {
+					assert.NotEqual(t, before.GetEnvironmentId(), after.GetEnvironmentId())
+				}
+			case "delete":
+				require.Empty(t, w.awaitNothing())
+			case "stop":
+				if c.verb == "delete" {
+					assert.Equal(t, vzv1.EnvironmentState_ENVIRONMENT_STATE_DELETING, w.status("--environment", "blue").GetState(), "a delete that has begun stays one")
+				}
+			}
+		})
 	}
 }
