@@ -293,7 +293,7 @@ func of(field, prefix string) rule {
 }
 
 // implicitDocker is the engine that a Linux developer Machine has without
-// saying so (CONTRACT §4).
+// saying so.
 func implicitDocker(a *admission, tokens []string, _ any) []string {
 	if m := a.def.Machines[tokens[1]]; m.Docker == nil && m.WantsDocker() {
 		a.allow(tokens, "docker.engine") // and the Machine is looked at further

@@ -257,7 +257,7 @@ vz.json:7:22: /default_machine: no Machine "wbe" is declared; did you mean "web"
 vz.json:8:36: /networks/front/kind: "privat" is not known here; did you mean "private"?
 vz.json:8:54: /networks/front/cidr: "10.10.0.1/24" has bits beyond its length; did you mean "10.10.0.0/24"?
 vz.json:8:77: /networks/front/mtu: the number "1e99" is out of range
-vz.json:10:24: /machines/web/target: "arch" is missing
+vz.json:10:24: /machines/web/target: "arch" is missing; want host, amd64 or arm64
 vz.json:10:50: /machines/web/target/image: "hots" does not fit; want host, debian:SUITE[+PACKAGE…], tar:FILE, an OCI reference with its registry or repository (docker.io/library/alpine:3.20), or for macOS clean or xcode
 vz.json:11:38: /machines/web/networks/0/name: no network "frnt" is declared; did you mean "front"?
 vz.json:11:73: /machines/web/resources/cpus: 0 is too small; want more than 0

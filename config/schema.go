@@ -114,6 +114,26 @@ func title(part *jsonschema.Schema) string {
 	return ""
 }
 
+// expected is title, or else what the keywords say.
+func expected(part *jsonschema.Schema) string {
+	if right := title(part); right != "" {
+		return right
+	}
+	for ; part != nil; part = part.Ref {
+		switch {
+		case part.Enum != nil:
+			return list(texts(part.Enum.Values))
+		case part.Const != nil:
+			return literal(*part.Const)
+		case part.Types != nil && len(part.Required) > 0:
+			return articles(part.Types.ToStrings()) + " with " + strings.Join(part.Required, ", ")
+		case part.Types != nil:
+			return articles(part.Types.ToStrings())
+		}
+	}
+	return ""
+}
+
 func (s *schema) translate(p *problems, e *jsonschema.ValidationError, voids *[]func()) {
 	part := s.parts[e.SchemaURL]
 	tokens := e.InstanceLocation
@@ -162,20 +182,17 @@ func (s *schema) translate(p *problems, e *jsonschema.ValidationError, voids *[]
 		return
 	case *kind.Required:
 		for _, key := range k.Missing {
-			note(quote(key)+" is missing", title(part.Properties[key]), "")
+			note(quote(key)+" is missing", expected(part.Properties[key]), "")
 		}
 		return
 	case *kind.Type:
 		wrong("this is "+article(k.Got), articles(k.Want), "")
 	case *kind.Enum:
-		var words []string
-		for _, want := range k.Want {
-			words = append(words, fmt.Sprint(want))
-		}
+		known := texts(k.Want)
 		if got, ok := k.Got.(string); ok {
-			wrong(quote(got)+" is not known here", list(words), nearest(got, words))
+			wrong(quote(got)+" is not known here", list(known), nearest(got, known))
 		} else {
-			wrong("this is "+literal(k.Got), list(words), "")
+			wrong("this is "+literal(k.Got), list(known), "")
 		}
 	case *kind.Const:
 		wrong("this is "+literal(k.Got), literal(k.Want), "")
@@ -208,6 +225,14 @@ func (s *schema) translate(p *problems, e *jsonschema.ValidationError, voids *[]
 	for _, cause := range e.Causes {
 		s.translate(p, cause, voids)
 	}
+}
+
+func texts(values []any) []string {
+	var all []string
+	for _, value := range values {
+		all = append(all, fmt.Sprint(value))
+	}
+	return all
 }
 
 func article(kind string) string {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// reserved for the edge's public addresses (CONTRACT §6): RFC 5737, RFC 3849.
+// reserved for the edge's public addresses: RFC 5737, RFC 3849.
 var documentation = prefixes("198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")
 
 // unusable ranges mean something else to every IP stack.
@@ -486,8 +486,7 @@ func (v *validation) address(place []string, text, cidr, network string) (netip.
 	return address, true
 }
 
-// storage checks across Machines what CONTRACT §5 says of projections and
-// volumes.
+// storage checks projections and volumes across Machines.
 func (v *validation) storage(machines []string) {
 	type use struct {
 		machine, source string
@@ -815,7 +814,8 @@ func (v *validation) volumes() {
 }
 
 func (v *validation) faults() {
-	paths, names := v.def.PathNames(), map[string]bool{}
+	unnamed := func(path string) bool { return path == "" } // reported already
+	paths, names := slices.DeleteFunc(v.def.PathNames(), unnamed), map[string]bool{}
 	lookup := v.broken["paths"] || v.broken["machines"] || v.broken["endpoints"]
 	for i, fault := range v.def.Faults {
 		place := at("faults", i)

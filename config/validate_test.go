@@ -69,7 +69,7 @@ func TestValidate(t *testing.T) {
 			`/machines/db/docker: a hardened Machine has no docker; want it left out, or profile developer`,
 			`/machines/db/projections: a hardened Machine has no projections; want it left out, or profile developer`,
 			`/machines/db/volumes: a hardened Machine has no volumes; want it left out, or profile developer`}},
-		{"no profile", []string{"/machines/db/profile", ""}, []string{`/machines/db: "profile" is missing`}},
+		{"no profile", []string{"/machines/db/profile", ""}, []string{`/machines/db: "profile" is missing; want developer or hardened`}},
 		{"macOS in namespaces with Docker", []string{"/machines/db/target", `{ "os": "macos", "arch": "arm64", "image": "host" }`, "/machines/db/docker", "true"}, []string{
 			`/machines/db/docker: a macOS Machine has no Docker; want it left out`,
 			`/machines/db/isolation: namespaces are Linux's; want vm`,
@@ -81,7 +81,7 @@ func TestValidate(t *testing.T) {
 		{"external's driver alone", []string{"/machines/db/driver", `"external"`, "/machines/db/isolation", `"vm"`}, []string{`/machines/db/target/image: image "host" with driver "external"; want image external with driver external, and only there`}},
 		{"images", []string{"/machines/db/target/image", `"debian:bookworm+postgresql+git"`, "/machines/web/target/image", `"docker.io/library/alpine:3.20@sha256:00"`}, nil},
 
-		// Storage (CONTRACT §5).
+		// Storage.
 		{"one source read-only in two Machines", []string{"/machines/web/projections/-", `{ "source_path": "src", "mount_path": "/w", "mode": "read_only" }`, "/machines/db/projections/-", `{ "source_path": "./src/", "mount_path": "/w", "mode": "snapshot" }`}, nil},
 		{"writable in one of two", []string{"/machines/web/projections/-", `{ "source_path": "src", "mount_path": "/w", "mode": "read_write" }`, "/machines/db/projections/-", `{ "source_path": "./src/", "mount_path": "/w", "mode": "read_only" }`}, []string{
 			`/machines/web/projections/0/source_path: Machines "db" and "web" share it, and "web" may write; want a source that is projected writable in no other Machine`}},
@@ -191,8 +191,8 @@ func TestValidate(t *testing.T) {
 		{"an egress path of an offline Machine", []string{"/faults/0/path", `"egress:web"`}, []string{`/faults/0/path: no path "egress:web" is declared or implied; want web-db, backend:shop, dns:db, dns:web or host:shop`}},
 		{"no kind", []string{"/faults/0/latency", ""}, []string{`/faults/0: none of latency, jitter, loss, duplication, corruption, reordering, bandwidth, reset, partition, path_mtu, dns, tls, http, preset is said; want exactly one of them`}},
 		{"two kinds", []string{"/faults/0/loss", `{ "probability": 0.5 }`}, []string{`/faults/0: latency and loss are said together; want exactly one of latency, jitter, loss, duplication, corruption, reordering, bandwidth, reset, partition, path_mtu, dns, tls, …`}},
-		{"no seed", []string{"/faults/0/seed", ""}, []string{`/faults/0: "seed" is missing`}},
-		{"no TTL", []string{"/faults/0/ttl_millis", ""}, []string{`/faults/0: "ttl_millis" is missing`}},
+		{"no seed", []string{"/faults/0/seed", ""}, []string{`/faults/0: "seed" is missing; want an integer`}},
+		{"no TTL", []string{"/faults/0/ttl_millis", ""}, []string{`/faults/0: "ttl_millis" is missing; want an integer`}},
 		{"an hour", []string{"/faults/0/ttl_millis", "3600000"}, nil},
 		{"more than an hour", []string{"/faults/0/ttl_millis", "3600001"}, []string{`/faults/0/ttl_millis: 3600001 is too large; want at most 3600000`}},
 		{"a direction", []string{"/faults/0/direction", `"reqest"`}, []string{`/faults/0/direction: "reqest" is not known here; did you mean "request"?`}},

@@ -46,7 +46,7 @@ func TestAPI(t *testing.T) {
 		assert.Contains(t, call("MachineService/GetCapabilities", `{"machine": "one"}`)["negotiated"], "posix_exec")
 		assert.Len(t, call("NetworkService/ListNetworks", "{}")["networks"], 1)
 		assert.Len(t, call("ProcessService/List", "{}")["processes"], 1)
-		assert.NotEmpty(t, call("ReceiptService/Head", "{}")["publicKey"])
+		assert.NotEmpty(t, call("ReceiptService/Head", "{}")["public_key"])
 		fault := call("FaultService/Start", `{"name": "by-curl", "spec": {"path": "dns:one", "loss": {"probability": 1}, "ttlMillis": "60000"}}`)
 		assert.Equal(t, "armed", fault["state"])
 		assert.Equal(t, "healed", call("FaultService/Heal", `{"faultId": "by-curl"}`)["state"])

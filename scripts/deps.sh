@@ -21,6 +21,12 @@ if ! command -v go >/dev/null; then
   echo "deps: Go 1.26 or newer is needed and was not found in PATH; see https://go.dev/doc/install" >&2
   exit 1
 fi
+# Go 1.21 and later fetch the toolchain that go.mod asks for; older ones only
+# fail to read it.
+if ! go env GOVERSION 2>/dev/null | grep -qE '^go1\.(2[1-9]|[3-9][0-9])|^go[2-9]|^devel'; then
+  echo "deps: Go 1.26 or newer is needed, this is $(go version); see https://go.dev/doc/install" >&2
+  exit 1
+fi
 missing=()
 for tool in "${tools[@]}"; do
   command -v "$tool" >/dev/null || missing+=("${package[$tool]}")

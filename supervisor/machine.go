@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -334,7 +335,8 @@ func (s *Supervisor) awaitReady(ctx context.Context, l *live, specs []*wire.Proc
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			return fmt.Errorf("machine %s: not ready after %s: %v", l.name, readyPatience, waiting)
+			return fmt.Errorf("machine %s: process %s is not ready after %s; `vz-runtime-probe logs %s %s` shows what it wrote",
+				l.name, strings.Join(waiting, ", "), readyPatience, l.name, waiting[0])
 		}
 	}
 }

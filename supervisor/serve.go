@@ -408,7 +408,11 @@ func (s *Supervisor) StartFault(_ context.Context, r *vzv1.StartFaultRequest) (*
 	}
 	status, err := n.faults.Start(faultSpec(r))
 	if err != nil {
-		return nil, api.NewProblem(connect.CodeInvalidArgument, "the fault is refused", err.Error(), "")
+		next := ""
+		if _, ok := errors.AsType[*netstack.UnknownError](err); ok {
+			next = "vz-runtime-probe paths lists those that there are"
+		}
+		return nil, api.NewProblem(connect.CodeInvalidArgument, "the fault is refused", err.Error(), next)
 	}
 	return faultMessage(status), nil
 }
@@ -435,7 +439,7 @@ func (s *Supervisor) HealFault(_ context.Context, selector string) (*vzv1.Fault,
 	}
 	status, err := n.faults.Heal(selector, faults.WhyAPI)
 	if err != nil {
-		return nil, api.NewProblem(connect.CodeNotFound, "the fault can't be healed", err.Error(), "")
+		return nil, api.NewProblem(connect.CodeNotFound, "the fault can't be healed", err.Error(), "vz-runtime-probe fault list has those that there are")
 	}
 	return faultMessage(status), nil
 }

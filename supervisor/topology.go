@@ -266,7 +266,7 @@ func plan(definition *config.Definition, record *registry.Record) (*topology, er
 }
 
 // paths are the declared ones and those that the definition grants without
-// saying so, so that faults and counters can name them (CONTRACT §6).
+// saying so, so that faults and counters can name them.
 func paths(definition *config.Definition) []netstack.Path {
 	var all []netstack.Path
 	for _, p := range definition.Paths {

@@ -52,17 +52,33 @@ type commandLine struct {
 
 func main() {
 	var line commandLine
-	parsed := kong.Parse(&line, kong.Name("vz-runtime-probe"),
+	parser := kong.Must(&line, kong.Name("vz-runtime-probe"),
 		kong.Description("Shows what a running supervisor knows, as JSON lines. It never starts one."),
-		kong.Vars{"version": version.Version()}, kong.UsageOnError(), kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
+		kong.Vars{"version": version.Version()}, kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
+	parsed, err := parser.Parse(os.Args[1:])
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "vz-runtime-probe: %v; see %s --help\n", err, helped(err))
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	parsed.BindTo(ctx, (*context.Context)(nil))
-	err := parsed.Run(&line)
+	err = parsed.Run(&line)
 	if err != nil && !errors.Is(err, context.Canceled) {
 		fmt.Fprintf(os.Stderr, "vz-runtime-probe: %v\n", client.Problem(err))
 		os.Exit(1)
 	}
+}
+
+// helped is the command whose help has what a usage error is about; of watch,
+// the default, only when it was said.
+func helped(err error) string {
+	if wrong, ok := errors.AsType[*kong.ParseError](err); ok {
+		if at := wrong.Context.Selected(); at != nil && slices.Contains(os.Args[1:], at.Name) {
+			return at.FullPath()
+		}
+	}
+	return "vz-runtime-probe"
 }
 
 // selected is the Environment that the flags select.
@@ -269,7 +285,7 @@ func (c *faultHealCommand) Run(ctx context.Context, l *commandLine) error {
 }
 
 type receiptsCommand struct {
-	Kind   string `help:"Only receipts of this kind: lifecycle, fault."`
+	Kind   string `enum:"lifecycle,fault," default:"" help:"Only receipts of this kind: lifecycle, fault."`
 	Verify bool   `help:"Check the chain, each signature and the head."`
 }
 

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -26,6 +28,9 @@ type execCommand struct {
 func (c *execCommand) Run(line *commandLine) error {
 	if len(c.Command) > 0 && c.Command[0] == "--" {
 		c.Command = c.Command[1:]
+	}
+	if len(c.Command) == 0 {
+		return exitStatus{client.StatusFailed, errors.New("a command is missing after --; see vz exec --help")}
 	}
 	status, err := c.exec(line)
 	return exitStatus{status, err}
@@ -61,6 +66,9 @@ func (c *execCommand) exec(line *commandLine) (int, error) {
 	}
 	status, err := session.Run(ctx, e)
 	show.close()
+	if name := c.Command[0]; status == client.StatusNotFound && record.Machine(name) != nil {
+		err = fmt.Errorf("%w; the Machine of that name is meant by --machine %s", err, name)
+	}
 	return status, err
 }
 

@@ -30,7 +30,7 @@ VZ_ENVIRONMENT_ID (ID), else by the binding that vz up gave this worktree.`
 // commandLine is every flag that vz has.
 type commandLine struct {
 	Up     upCommand     `cmd:"" help:"Create the Environment or make it what vz.json says."`
-	Exec   execCommand   `cmd:"" help:"Run a command in a Machine."`
+	Exec   execCommand   `cmd:"" help:"Run a command in a Machine, which is started if it is down."`
 	Status statusCommand `cmd:"" help:"Show what is recorded and how each Machine fares."`
 	Stop   stopCommand   `cmd:"" help:"Stop every Machine; identity and state stay."`
 	Delete deleteCommand `cmd:"" help:"Take everything of the Environment away."`
@@ -44,7 +44,7 @@ type selection struct {
 	Environment *string `short:"e" placeholder:"E" help:"The Environment, by ID or name."`
 }
 
-// Exit statuses (CONTRACT §2).
+// Exit statuses.
 const (
 	exitFailed = 1
 	exitUsage  = 2
@@ -78,7 +78,7 @@ func run(args []string) (status int) {
 	isExec := verb(args) == "exec"
 	parsed, err := parser.Parse(args)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "vz: %v; see vz --help\n", err)
+		fmt.Fprintf(os.Stderr, "vz: %v; see %s --help\n", err, helped(err))
 		if isExec {
 			return client.StatusFailed
 		}
@@ -96,6 +96,14 @@ func run(args []string) (status int) {
 		report(os.Stderr, err)
 	}
 	return status
+}
+
+// helped is the command whose help has what a usage error is about.
+func helped(err error) string {
+	if wrong, ok := errors.AsType[*kong.ParseError](err); ok && wrong.Context.Selected() != nil {
+		return wrong.Context.Selected().FullPath()
+	}
+	return "vz"
 }
 
 // verb is the first argument that is one: before it stand flags and their values.
@@ -128,6 +136,9 @@ func report(w io.Writer, err error) {
 	case errors.As(err, &mistakes), errors.As(err, &refused):
 		fmt.Fprintln(w, err)
 		fmt.Fprintln(w, "vz: the definition is refused; nothing was changed")
+		if strings.Contains(err.Error(), "project_id") {
+			fmt.Fprintf(w, "     next: a project_id for a new project: %s\n", registry.NewID(registry.KindProject))
+		}
 	case errors.As(err, &problem):
 		lines(w, problem.What, problem.Why, problem.Next)
 		if problem.LogPath != "" {

@@ -122,7 +122,11 @@ func printMachine(w io.Writer, m *vzv1.Machine) {
 		fmt.Fprintln(w)
 	}
 	for _, p := range m.GetProcesses() {
-		fmt.Fprintf(w, "  process %s: %s, pid %d, restarts %d %s\n", p.GetName(), p.GetState(), p.GetPid(), p.GetRestarts(), p.GetMessage())
+		fmt.Fprintf(w, "  process %s: %s, pid %d, restarts %d", p.GetName(), p.GetState(), p.GetPid(), p.GetRestarts())
+		if p.GetMessage() != "" {
+			fmt.Fprintf(w, ", %s", p.GetMessage())
+		}
+		fmt.Fprintln(w)
 	}
 }
 

@@ -367,7 +367,7 @@ func (a *agent) Logs(ctx context.Context, request *connect.Request[wire.LogsRequ
 	p := a.table.processes[request.Msg.GetProcess()]
 	a.table.mu.Unlock()
 	if p == nil {
-		return connect.NewError(connect.CodeNotFound, fmt.Errorf("no process %q is declared", request.Msg.GetProcess()))
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("no process %q is declared in this Machine; vz status lists them", request.Msg.GetProcess()))
 	}
 	for at := p.book.tail(request.Msg.GetTailBytes()); ; {
 		message, next, changed := p.book.read(at)

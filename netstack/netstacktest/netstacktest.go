@@ -1,5 +1,5 @@
-// Package netstacktest makes small route domains for tests: the shop of
-// CONTRACT.md, guests that are gVisor stacks at the far end of a link.Pipe, and
+// Package netstacktest makes small route domains for tests: the
+// shop, guests that are gVisor stacks at the far end of a link.Pipe, and
 // wires that a test writes frames to by hand.
 package netstacktest
 

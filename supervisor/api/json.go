@@ -7,14 +7,16 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// strictJSON is connect's JSON but for fields that no message has: what was
-// asked for is never left out in silence.
+// strictJSON is connect's JSON but for two things. A field that no message has
+// is an error: what was asked for is never left out in silence. And fields are
+// written with the names that they have everywhere else, in vz.json, in status
+// and in the streams, with zeros too; read is either spelling.
 type strictJSON string // its name
 
 func (c strictJSON) Name() string { return string(c) }
 
 func (strictJSON) Marshal(message any) ([]byte, error) {
-	return protojson.Marshal(message.(proto.Message))
+	return protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(message.(proto.Message))
 }
 
 func (strictJSON) Unmarshal(text []byte, message any) error {

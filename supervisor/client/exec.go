@@ -33,7 +33,7 @@ type Exec struct {
 	Progress func(*vzv1.Event)
 }
 
-// Exit statuses as CONTRACT §2 has them.
+// Exit statuses of vz itself.
 const (
 	StatusFailed        = 125 // vz could not do it
 	StatusNotExecutable = 126

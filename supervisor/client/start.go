@@ -25,7 +25,7 @@ const (
 	// was started; it takes 50 ms on an idle machine.
 	startPatience = 30 * time.Second
 	// answerPatience is how long a supervisor that holds its Environment may
-	// take to answer before it counts as silent (CONTRACT §2).
+	// take to answer before it counts as silent.
 	answerPatience = 2 * time.Second
 )
 

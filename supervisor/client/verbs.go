@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 
 	"connectrpc.com/connect"
@@ -37,7 +38,7 @@ func (p *Place) fill() error {
 	return err
 }
 
-// Select finds an Environment that exists (CONTRACT §1).
+// Select finds an Environment that exists.
 func (p Place) Select() (*registry.Selection, error) {
 	if err := p.fill(); err != nil {
 		return nil, err
@@ -114,34 +115,41 @@ func Up(ctx context.Context, p Place, onEvent func(*vzv1.Event)) (*vzv1.Environm
 			}
 			continue
 		}
-		environment, err := reconcile(ctx, p.Registry, selected.EnvironmentID, request, onEvent)
-		if api.IsEnding(err) || errors.Is(err, fs.ErrNotExist) {
-			// Of a deleted Environment nothing may be left by then, so that
-			// it is made anew.
-			if err := ended(ctx, p.Registry, selected.EnvironmentID); err != nil {
-				return nil, err
-			}
-			continue
+		end, ending, err := ask(ctx, p.Registry, selected.EnvironmentID, onEvent, func(c *Client) (*stream, error) {
+			return c.Environment.Reconcile(ctx, connect.NewRequest(request))
+		})
+		if ending && err == nil || errors.Is(err, fs.ErrNotExist) {
+			continue // it may be deleted by now, and is made anew then
 		}
 		if err != nil {
 			return nil, err
 		}
-		return environment, p.Registry.Bind(definition.ProjectID, worktree, selected.EnvironmentID)
+		return end.GetEnvironment(), p.Registry.Bind(definition.ProjectID, worktree, selected.EnvironmentID)
 	}
 }
 
-func reconcile(ctx context.Context, r *registry.Registry, environment string, request *vzv1.ReconcileRequest, onEvent func(*vzv1.Event)) (*vzv1.Environment, error) {
+type stream = connect.ServerStreamForClient[vzv1.Event]
+
+// ask has long work done by an Environment's supervisor, which is started if
+// none lives. ending says that the one that was asked did nothing but end, and
+// has: whoever asked looks again at what there is.
+func ask(ctx context.Context, r *registry.Registry, environment string, onEvent func(*vzv1.Event), call func(*Client) (*stream, error)) (end *vzv1.Progress, ending bool, err error) {
 	c, err := Ensure(ctx, r, environment)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	defer c.Close()
-	stream, err := c.Environment.Reconcile(ctx, connect.NewRequest(request))
-	if err != nil {
-		return nil, Problem(err)
+	events, err := call(c)
+	if err == nil {
+		end, err = Follow(events, onEvent)
+	} else {
+		err = Problem(err)
 	}
-	end, err := Follow(stream, onEvent)
-	return end.GetEnvironment(), err
+	c.Close()             // or the supervisor's end waits a second for that of an idle connection
+	var dial *net.OpError // it took the connection of Ensure, and no more
+	if api.IsEnding(err) || errors.As(err, &dial) && dial.Op == "dial" {
+		return nil, true, ended(ctx, r, environment)
+	}
+	return end, false, err
 }
 
 func readDefinition(path string) ([]byte, error) {
@@ -189,19 +197,12 @@ func Stop(ctx context.Context, r *registry.Registry, environment string, onEvent
 	if !locked && (record.State == registry.Stopped || record.State == registry.Created) {
 		return nil
 	}
-	c, err := Ensure(ctx, r, environment)
-	if err != nil {
+	_, ending, err := ask(ctx, r, environment, onEvent, func(c *Client) (*stream, error) {
+		return c.Environment.Stop(ctx, connect.NewRequest(&vzv1.StopEnvironmentRequest{}))
+	})
+	if err != nil || ending {
 		return err
 	}
-	defer c.Close()
-	stream, err := c.Environment.Stop(ctx, connect.NewRequest(&vzv1.StopEnvironmentRequest{}))
-	if err != nil {
-		return Problem(err)
-	}
-	if _, err = Follow(stream, onEvent); err != nil && !api.IsEnding(err) {
-		return err
-	}
-	c.Close() // or its end waits a second for that of an idle connection
 	return ended(ctx, r, environment)
 }
 
@@ -217,29 +218,19 @@ func Delete(ctx context.Context, r *registry.Registry, s *registry.Selection, on
 	if s.Err != nil {
 		return nil, r.Remove(s.ProjectID, s.EnvironmentID, nil)
 	}
-	c, err := Ensure(ctx, r, s.EnvironmentID)
-	if errors.Is(err, fs.ErrNotExist) {
+	end, ending, err := ask(ctx, r, s.EnvironmentID, onEvent, func(c *Client) (*stream, error) {
+		return c.Environment.Delete(ctx, connect.NewRequest(&vzv1.DeleteEnvironmentRequest{}))
+	})
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, r.Remove(s.ProjectID, s.EnvironmentID, nil)
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
+	case ending: // another's stop or delete
+		return Delete(ctx, r, s, onEvent)
 	}
-	defer c.Close()
-	stream, err := c.Environment.Delete(ctx, connect.NewRequest(&vzv1.DeleteEnvironmentRequest{}))
-	if err != nil {
-		return nil, Problem(err)
-	}
-	end, err := Follow(stream, onEvent)
-	ending := api.IsEnding(err)
-	if err != nil && !ending {
-		return nil, err
-	}
-	c.Close() // as above
 	if err := ended(ctx, r, s.EnvironmentID); err != nil {
 		return nil, err
-	}
-	if ending { // another's stop or delete
-		return Delete(ctx, r, s, onEvent)
 	}
 	return end.GetReceiptHead(), r.Remove(s.ProjectID, s.EnvironmentID, nil)
 }

@@ -202,7 +202,7 @@ type NoDefinitionError struct {
 
 func (e *NoDefinitionError) Explain() (what, why, next string) {
 	return "there is no " + DefinitionName, "neither " + e.Dir + " nor a directory above it has one",
-		"change to a project's directory, or name an Environment by its ID"
+		"change to a project's directory, write a vz.json (see README.md), or name an Environment by its ID"
 }
 func (e *NoDefinitionError) Error() string { return sentence(e.Explain()) }
 

@@ -15,8 +15,8 @@ type SessionView struct {
 	Incarnation string // that the agent named; with Live or Spent
 }
 
-// Health says how a Machine's record and the session with it agree (CONTRACT
-// §2), and why when they do not. m is nil when its record can't be read.
+// Health says how a Machine's record and the session with it agree,
+// and why when they do not. m is nil when its record can't be read.
 //
 //	             live, same   live, other   spent        none
 //	ready        supervised   diverged      diverged     unsupervised

@@ -172,10 +172,10 @@ func notBound(w Worktree, bound, all []Candidate) *SelectorError {
 			Detail: "it is bound to several Environments", Next: "say which one with --environment"}
 	}
 	e := &SelectorError{Level: LevelBinding, Reason: ReasonUnbound, Candidates: all,
-		Detail: "this worktree is bound to no Environment", Next: "say which one with --environment; `vz up --environment NAME` binds it"}
+		Detail: "this worktree is bound to no Environment", Next: "say which one with --environment; `vz up --environment NAME` binds it, and makes it if the name is new"}
 	if w.GitDir == "" {
 		e.Detail = "this is no git worktree, so that there is no binding"
-		e.Next = "say which one with --environment"
+		e.Next = "say which one with --environment; in a git worktree vz up would bind it"
 	}
 	if len(all) == 0 {
 		e.Detail += ", and there is no Environment to choose from"

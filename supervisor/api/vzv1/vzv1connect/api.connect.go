@@ -3,7 +3,7 @@
 // Source: vz/v1/api.proto
 
 // The typed resources of one Environment, as its supervisor serves them on a
-// unix socket (CONTRACT §9). JSON by curl and the Go client see the same.
+// unix socket. JSON by curl and the Go client see the same.
 package vzv1connect
 
 import (
