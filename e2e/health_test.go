@@ -80,6 +80,7 @@ func TestHealth(t *testing.T) {
 		for _, reason := range requireHealth(t, answer, vzv1.Health_HEALTH_UNOBSERVABLE) {
 			assert.Contains(t, reason, "damaged")
 		}
+		requireHealth(t, w.status(), vzv1.Health_HEALTH_UNOBSERVABLE) // the command line asks it too
 		w.write(path, good)
 		w.write(path+".prev", previous)
 		requireReady(t, w.status())

@@ -78,9 +78,6 @@ func (c *statusCommand) Run() error {
 	if err != nil {
 		return err
 	}
-	if s.Err != nil {
-		return s.Err
-	}
 	environment, err := client.Status(ctx, p.Registry, s.EnvironmentID)
 	if err != nil {
 		return err
@@ -91,6 +88,9 @@ func (c *statusCommand) Run() error {
 		}
 		printStatus(os.Stdout, environment)
 		return nil
+	}
+	if s.Err != nil {
+		return s.Err
 	}
 	m, err := registry.SelectMachine(s.Record, c.Machine, "")
 	if err != nil {

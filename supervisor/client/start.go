@@ -54,9 +54,11 @@ var ErrNotRunning = errors.New("no supervisor is running for this Environment; v
 // It returns the aggregate, the proof that it answers. Errors are
 // ErrNotRunning, *SilentError and the registry's.
 func Connect(ctx context.Context, r *registry.Registry, environment string) (*Client, *vzv1.Environment, error) {
-	record, err := r.Record(environment)
-	if err != nil {
-		return nil, nil, err
+	record, unreadable := r.Record(environment)
+	if damage := (*registry.CorruptError)(nil); errors.As(unreadable, &damage) {
+		record = new(registry.Record) // a living supervisor answers all the same
+	} else if unreadable != nil {
+		return nil, nil, unreadable
 	}
 	socket := r.SocketPath(environment)
 	pid := 0
@@ -81,6 +83,9 @@ func Connect(ctx context.Context, r *registry.Registry, environment string) (*Cl
 	locked, lockErr := r.Locked(environment)
 	if lockErr != nil {
 		return nil, nil, lockErr
+	}
+	if !locked && unreadable != nil {
+		return nil, nil, unreadable
 	}
 	if !locked {
 		return nil, nil, ErrNotRunning
