@@ -6,12 +6,12 @@ set -euo pipefail
 
 declare -A package=(
   [ip]=iproute2 [curl]=curl [python3]=python3 [openssl]=openssl
-  [dig]=dnsutils [ping]=iputils-ping [git]=git [gcc]=gcc [iperf3]=iperf3
+  [dig]=dnsutils [ping]=iputils-ping [git]=git [gcc]=gcc
   [jq]=jq [setpriv]=util-linux
 )
 case "${1:-demo}" in
   demo) tools=(ip curl python3 openssl) ;;
-  test) tools=(ip curl python3 openssl dig ping git gcc setpriv jq) ;;
+  test) tools=(ip curl python3 openssl dig ping git gcc setpriv newuidmap jq) ;;
   bench) tools=() ;;
   *) echo "usage: $0 demo|test|bench" >&2; exit 2 ;;
 esac
