@@ -7,7 +7,7 @@ set -euo pipefail
 declare -A package=(
   [ip]=iproute2 [curl]=curl [python3]=python3 [openssl]=openssl
   [dig]=dnsutils [ping]=iputils-ping [git]=git [gcc]=gcc
-  [jq]=jq [setpriv]=util-linux
+  [jq]=jq [setpriv]=util-linux [newuidmap]=uidmap
 )
 case "${1:-demo}" in
   demo) tools=(ip curl python3 openssl) ;;
