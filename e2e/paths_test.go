@@ -188,16 +188,23 @@ s = socket.socket()
 s.settimeout(20)
 s.setsockopt(socket.IPPROTO_IP, 11, 1)  # IP_RECVERR
 s.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 1)
+# The kernel queues the ICMP error before it sets the socket's, so that a quick
+# poll sees an event and no error: what counts is the queue.
 try:
     s.connect((sys.argv[1], 5432))
-    print("connected")
+    said = "connected"
 except OSError as e:
-    _, control, _, _ = s.recvmsg(512, 512, socket.MSG_ERRQUEUE)
-    for level, kind, data in control:
-        if (level, kind) == (socket.IPPROTO_IP, 11):
-            errno, origin, icmp, code = struct.unpack("=IBBB", data[:7])
-            by = socket.inet_ntoa(data[20:24])
-            print(f"Time to live exceeded by {by}" if (icmp, code) == (11, 0) else f"ICMP {icmp}/{code} by {by}")
+    said = e.strerror
+try:
+    control = s.recvmsg(512, 512, socket.MSG_ERRQUEUE)[1]
+except BlockingIOError:
+    control = []
+for level, kind, data in control:
+    if (level, kind) == (socket.IPPROTO_IP, 11):
+        errno, origin, icmp, code = struct.unpack("=IBBB", data[:7])
+        by = socket.inet_ntoa(data[20:24])
+        said = f"Time to live exceeded by {by}" if (icmp, code) == (11, 0) else f"ICMP {icmp}/{code} by {by}"
+print(said)
 `, db))
 	})
 
