@@ -127,7 +127,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		if r.Op == opCreate || r.Op == opRemove {
 			assert.True(t, strings.HasPrefix(dir, "/state/env_1/"), dir)
-			assert.NotContains(t, dir, "..")
+			assert.NotContains(t, strings.Split(dir, "/"), "..") // dots in a name are a name
 		}
 		again, err := decode(encode(t, r), bounds)
 		require.NoError(t, err)
