@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"vz.test/vz/internal/durable"
 )
 
 // The journal is one small JSON file with the faults that are armed, so that
@@ -67,7 +69,7 @@ func (j *journal) write() error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(j.file, b)
+	return durable.Replace(j.file, b, 0o600)
 }
 
 // Recover reads the journal that a supervisor left behind, calls receipt for
@@ -127,37 +129,9 @@ func readJournal(b []byte) ([]journalEntry, error) {
 	return j.Faults, nil
 }
 
-// replaceFile puts b in file's place, so that a crash leaves the old or the
-// new content.
-func replaceFile(file string, b []byte) error {
-	dir := filepath.Dir(file)
-	t, err := os.CreateTemp(dir, ".faults-*")
-	if err != nil {
-		return err
-	}
-	_, err = t.Write(b)
-	err = errors.Join(err, t.Sync(), t.Close())
-	if err == nil {
-		err = os.Rename(t.Name(), file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(t.Name()))
-	}
-	return syncDir(dir)
-}
-
 func clearJournal(file string) error {
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return syncDir(filepath.Dir(file))
-}
-
-// syncDir makes a rename or removal survive the host's crash.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.SyncDir(filepath.Dir(file))
 }

@@ -21,6 +21,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"vz.test/vz/internal/durable"
 )
 
 const (
@@ -188,32 +190,10 @@ func createCA(dir, environment string, now time.Time) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	if err := replace(filepath.Join(dir, keyFile), &pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}); err != nil {
+	if err := durable.Replace(filepath.Join(dir, keyFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600); err != nil {
 		return err
 	}
-	return replace(filepath.Join(dir, caFile), &pem.Block{Type: "CERTIFICATE", Bytes: der})
-}
-
-// replace writes a file of mode 0600 so that a crash leaves the old or the new.
-func replace(path string, block *pem.Block) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	err = errors.Join(pem.Encode(f, block), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
+	return durable.Replace(filepath.Join(dir, caFile), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600)
 }
 
 // Path of the certificate, PEM.

@@ -17,7 +17,7 @@ import (
 	"sync"
 	"time"
 
-	"vz.test/vz/supervisor/registry/durable"
+	"vz.test/vz/internal/durable"
 )
 
 const (

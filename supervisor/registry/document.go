@@ -9,7 +9,7 @@ import (
 	"io/fs"
 	"os"
 
-	"vz.test/vz/supervisor/registry/durable"
+	"vz.test/vz/internal/durable"
 )
 
 const (

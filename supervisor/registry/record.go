@@ -13,8 +13,8 @@ import (
 
 	"vz.test/vz/config"
 	"vz.test/vz/guest/wire"
+	"vz.test/vz/internal/durable"
 	"vz.test/vz/supervisor/api/vzv1"
-	"vz.test/vz/supervisor/registry/durable"
 )
 
 // State is that of an Environment, as recorded. It is what the last writer saw;

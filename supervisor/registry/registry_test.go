@@ -22,8 +22,8 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
+	"vz.test/vz/internal/durable"
 	"vz.test/vz/supervisor/api/vzv1"
-	"vz.test/vz/supervisor/registry/durable"
 )
 
 // TestMain is also the other process of tests that need one.

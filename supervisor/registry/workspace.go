@@ -11,7 +11,7 @@ import (
 	"regexp"
 	"strings"
 
-	"vz.test/vz/supervisor/registry/durable"
+	"vz.test/vz/internal/durable"
 )
 
 // DefinitionName is the file name of a ProjectDefinition.
